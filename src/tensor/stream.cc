@@ -1,0 +1,62 @@
+#include "tensor/stream.h"
+
+#include <algorithm>
+
+#include "base/check.h"
+
+namespace deepinfer {
+namespace {
+
+constexpr int64_t kAlignment = 64;
+constexpr int64_t kMinChunkBytes = int64_t{8} << 20;
+
+}  // namespace
+
+Stream::Stream(int num_threads) : pool_(num_threads), cpu_level_(HostCpuFeatures().best_level()) {
+}
+
+void Stream::set_cpu_level(CpuLevel level) {
+  cpu_level_ = std::min(level, HostCpuFeatures().best_level());
+}
+
+ScratchScope::ScratchScope(Stream& stream)
+    : stream_(stream),
+      saved_chunk_(stream.current_chunk_),
+      saved_used_(stream.chunks_.empty() ? 0 : stream.chunks_[stream.current_chunk_]->used) {
+}
+
+ScratchScope::~ScratchScope() {
+  if (stream_.chunks_.empty()) return;
+  for (size_t i = saved_chunk_ + 1; i < stream_.chunks_.size(); ++i) stream_.chunks_[i]->used = 0;
+  stream_.chunks_[saved_chunk_]->used = saved_used_;
+  stream_.current_chunk_ = saved_chunk_;
+}
+
+void* ScratchScope::AllocateBytes(int64_t bytes) {
+  const int64_t rounded = (std::max<int64_t>(bytes, 1) + kAlignment - 1) / kAlignment * kAlignment;
+  auto& chunks = stream_.chunks_;
+  for (size_t i = stream_.current_chunk_; i < chunks.size(); ++i) {
+    if (chunks[i]->buffer.bytes() - chunks[i]->used >= rounded) {
+      stream_.current_chunk_ = i;
+      char* pointer = static_cast<char*>(chunks[i]->buffer.data()) + chunks[i]->used;
+      chunks[i]->used += rounded;
+      return pointer;
+    }
+  }
+  auto chunk = std::make_unique<Stream::Chunk>();
+  Result<Buffer> buffer = Buffer::Allocate(stream_.device(), std::max(rounded, kMinChunkBytes));
+  DI_CHECK(buffer.has_value());  // step buffers are sized by the plan; running out here is a planning bug
+  chunk->buffer = std::move(*buffer);
+  chunk->used = rounded;
+  chunks.push_back(std::move(chunk));
+  stream_.current_chunk_ = chunks.size() - 1;
+  return chunks.back()->buffer.data();
+}
+
+TensorView ScratchScope::Tensor(DType dtype, std::initializer_list<int64_t> shape) {
+  TensorView view(static_cast<void*>(nullptr), dtype, shape, stream_.device());
+  void* data = AllocateBytes(view.num_elements() * DTypeBytes(dtype));
+  return TensorView(data, dtype, shape, stream_.device());
+}
+
+}  // namespace deepinfer

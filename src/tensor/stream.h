@@ -1,0 +1,77 @@
+// The execution context that every operation takes: where it runs, on which threads, with which kernels, and scratch
+// memory that lives until the operation ends. One stream is used by one thread at a time.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "base/cpu_features.h"
+#include "base/thread_pool.h"
+#include "tensor/buffer.h"
+
+namespace deepinfer {
+
+class Stream {
+ public:
+  // A CPU stream with its own thread pool. Throws nothing; scratch is allocated on demand.
+  explicit Stream(int num_threads);
+
+  Device device() const {
+    return {};
+  }
+  ThreadPool& pool() {
+    return pool_;
+  }
+
+  // Highest instruction-set level that kernels may use; at most what the host has. Lower it to test the others.
+  CpuLevel cpu_level() const {
+    return cpu_level_;
+  }
+  void set_cpu_level(CpuLevel level);
+
+  // True: run the plain scalar reference of every operation that has one, instead of the tuned implementation.
+  bool use_reference() const {
+    return use_reference_;
+  }
+  void set_use_reference(bool value) {
+    use_reference_ = value;
+  }
+
+ private:
+  friend class ScratchScope;
+  struct Chunk {
+    Buffer buffer;
+    int64_t used = 0;
+  };
+
+  ThreadPool pool_;
+  CpuLevel cpu_level_;
+  bool use_reference_ = false;
+  std::vector<std::unique_ptr<Chunk>> chunks_;
+  size_t current_chunk_ = 0;
+};
+
+// Scratch memory of a stream: bump allocation, returned when the scope ends. Scopes nest. Memory is uninitialised and
+// 64-byte aligned; pointers stay valid until the scope ends. Not for use inside parallel loops: allocate before them.
+class ScratchScope {
+ public:
+  explicit ScratchScope(Stream& stream);
+  ~ScratchScope();
+  ScratchScope(const ScratchScope&) = delete;
+  ScratchScope& operator=(const ScratchScope&) = delete;
+
+  void* AllocateBytes(int64_t bytes);
+  template <class T>
+  T* Allocate(int64_t count) {
+    return static_cast<T*>(AllocateBytes(count * static_cast<int64_t>(sizeof(T))));
+  }
+  TensorView Tensor(DType dtype, std::initializer_list<int64_t> shape);
+
+ private:
+  Stream& stream_;
+  size_t saved_chunk_;
+  int64_t saved_used_;
+};
+
+}  // namespace deepinfer
