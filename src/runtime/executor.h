@@ -11,16 +11,12 @@
 #include "base/cpu_features.h"
 #include "base/error.h"
 #include "model/config.h"
+#include "ops/numerics.h"
 #include "state/cache_pool.h"
 #include "tensor/tensor_view.h"
 
 namespace deepinfer {
 
-// Rounding-point profile, fixed at load (model description, section 18.1).
-enum class Numerics : uint8_t {
-  kProduction,  // what the published serving engine computes; the default
-  kReference,   // what the vendor's small program computes; for stage-by-stage comparison
-};
 
 struct ExecutorOptions {
   std::string model_dir;

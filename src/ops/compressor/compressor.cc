@@ -1,0 +1,54 @@
+#include "ops/compressor/compressor.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "ops/validate.h"
+#include "tensor/float_formats.h"
+
+namespace deepinfer {
+
+Status CompressPairs(const CompressPairsArgs& args, Stream& stream) {
+  DI_RETURN_IF_ERROR(ExpectTensor(args.key, DType::kF32, {args.layout.num_rows(), -1}, "CompressPairs", "key"));
+  const int64_t dim = args.key.dim(1);
+  DI_RETURN_IF_ERROR(ExpectTensor(args.gate, DType::kF32, {args.layout.num_rows(), dim}, "CompressPairs", "gate"));
+  DI_RETURN_IF_ERROR(ExpectTensor(args.remainders, DType::kF32, {-1, 2 * dim}, "CompressPairs", "remainders"));
+  DI_RETURN_IF_ERROR(ExpectTensor(args.pooled, DType::kBf16, {args.entries.count(), dim}, "CompressPairs", "pooled"));
+  const int32_t* positions = args.layout.positions.Row<int32_t>(0);
+  const int32_t* start = args.layout.sequence_start.Row<int32_t>(0);
+  const int32_t* slots = args.layout.sequence_slot.Row<int32_t>(0);
+  const int32_t* last_row = args.entries.last_row.Row<int32_t>(0);
+  const int32_t* sequence = args.entries.sequence.Row<int32_t>(0);
+  stream.pool().ParallelFor(args.entries.count(), [&](int64_t begin, int64_t end, int) {
+    for (int64_t e = begin; e < end; ++e) {
+      const int64_t second = last_row[e];
+      const int64_t first = second - 1;
+      const bool carried = first < start[sequence[e]];
+      const float* remainder = args.remainders.Row<float>(slots[sequence[e]]);
+      const float* k0 = carried ? remainder : args.key.Row<float>(first);
+      const float* g0 = carried ? remainder + dim : args.gate.Row<float>(first);
+      const float* k1 = args.key.Row<float>(second);
+      const float* g1 = args.gate.Row<float>(second);
+      Bf16* out = args.pooled.Row<Bf16>(e);
+      for (int64_t d = 0; d < dim; ++d) {
+        const float largest = std::max(g0[d], g1[d]);
+        const float e0 = std::exp(g0[d] - largest);
+        const float e1 = std::exp(g1[d] - largest);
+        const float sum = e0 + e1;
+        out[d] = F32ToBf16(e0 / sum * k0[d] + e1 / sum * k1[d]);
+      }
+    }
+  });
+  // Only after every entry has read its carried half: keep the first token of a group that this step leaves open.
+  for (int64_t s = 0; s < args.layout.num_sequences(); ++s) {
+    const int64_t last = start[s + 1] - 1;
+    if (positions[last] % 2 != 0) continue;
+    float* remainder = args.remainders.Row<float>(slots[s]);
+    std::memcpy(remainder, args.key.Row<float>(last), static_cast<size_t>(dim) * 4);
+    std::memcpy(remainder + dim, args.gate.Row<float>(last), static_cast<size_t>(dim) * 4);
+  }
+  return {};
+}
+
+}  // namespace deepinfer

@@ -1,0 +1,15 @@
+// Implementations behind ops/moe/moe.h.
+#pragma once
+
+#include "ops/moe/moe.h"
+
+namespace deepinfer::reference {
+
+void RouterSelect(const RouterSelectArgs& args, int64_t row_begin, int64_t row_end);
+void Swiglu(const SwigluArgs& args, int64_t row_begin, int64_t row_end);
+void MoeCombine(const MoeCombineArgs& args, int64_t row_begin, int64_t row_end);
+
+// sqrt(softplus(z)), linear above 20; log1p keeps very negative logits apart.
+float SqrtSoftplus(float z);
+
+}  // namespace deepinfer::reference
