@@ -1,0 +1,421 @@
+#include "model/model.h"
+
+#include <cmath>
+
+#include "ops/cache_records/cache_records.h"
+#include "ops/compressor/compressor.h"
+#include "ops/embedding/embedding.h"
+#include "ops/engram/engram.h"
+#include "ops/hyper_connection/hyper_connection.h"
+#include "ops/indexer/indexer.h"
+#include "ops/linear/linear.h"
+#include "ops/moe/moe.h"
+#include "ops/quantize/quantize.h"
+#include "ops/rms_norm/rms_norm.h"
+#include "ops/rope/rope.h"
+#include "ops/sparse_attention/sparse_attention.h"
+#include "tensor/copy.h"
+#include "tensor/float_formats.h"
+
+namespace deepinfer {
+
+// Everything that lives for one step. Scratch of a sub-layer is taken and returned inside it.
+struct Model::Step {
+  const StepBatch* batch = nullptr;
+  const CacheViews* caches = nullptr;
+  int64_t rows = 0;
+
+  TensorView streams;                   // [rows, 4, hidden] bf16: the residual streams
+  TensorView pre, next_pre;             // [rows, 4] f32: weights of the coming collapse, and of the one after it
+  TensorView post, comb;                // [rows, 4], [rows, 16] f32 of the current site
+  TensorView x, x_grid;                 // [rows, hidden] bf16: normalised sub-layer input, and on the Q8 grid
+  TensorView y;                         // [rows, hidden] bf16: sub-layer output
+  TensorView qr_grid;                   // [rows, q_lora_rank] bf16: normalised low-rank query on the Q8 grid
+  TensorView window_table;              // [rows, pairs, 2] f32: rotations of ratio-0 layers
+  TensorView compressed_table;          // the same for layers with compressed keys
+  std::vector<TensorView> entry_table;  // per element of batch->entries
+  TensorView selected;                  // [rows, topk] i32: the latest published selection
+  TensorView candidates;                // [rows, candidate blocks] i32
+  TensorView experts;                   // [rows, k] i32: the current layer's routing
+
+  const CompressedEntries& entries(int64_t ratio, size_t* index) const {
+    for (size_t i = 0; i < batch->entries.size(); ++i) {
+      if (batch->entries[i].ratio == ratio) {
+        *index = i;
+        return batch->entries[i];
+      }
+    }
+    CheckFailed(__FILE__, __LINE__, "a step describes the entries of every ratio of the model", "");
+  }
+};
+
+Model::Model(ModelConfig config, ModelWeights weights, Numerics numerics)
+    : config_(std::move(config)), weights_(std::move(weights)), numerics_(numerics) {
+  producer_of_layer_.assign(static_cast<size_t>(config_.num_hidden_layers), -1);
+  for (size_t i = 0; i < config_.kv_source_layer_ids.size(); ++i) {
+    producer_of_layer_[static_cast<size_t>(config_.kv_source_layer_ids[i])] = static_cast<int64_t>(i);
+  }
+}
+
+Status Model::Forward(const StepBatch& batch, const CacheViews& caches, const TensorView& logits, LayerTrace* trace,
+                      Stream& stream) const {
+  const int64_t rows = batch.layout.num_rows();
+  const int64_t hidden = config_.hidden_size;
+  const int64_t pairs = config_.qk_rope_head_dim / 2;
+  ScratchScope scratch(stream);
+  Step step;
+  step.batch = &batch;
+  step.caches = &caches;
+  step.rows = rows;
+  step.streams = scratch.Tensor(DType::kBf16, {rows, kHcStreams, hidden});
+  step.pre = scratch.Tensor(DType::kF32, {rows, kHcStreams});
+  step.next_pre = scratch.Tensor(DType::kF32, {rows, kHcStreams});
+  step.post = scratch.Tensor(DType::kF32, {rows, kHcStreams});
+  step.comb = scratch.Tensor(DType::kF32, {rows, kHcStreams * kHcStreams});
+  step.x = scratch.Tensor(DType::kBf16, {rows, hidden});
+  step.x_grid = scratch.Tensor(DType::kBf16, {rows, hidden});
+  step.y = scratch.Tensor(DType::kBf16, {rows, hidden});
+  step.qr_grid = scratch.Tensor(DType::kBf16, {rows, config_.q_lora_rank});
+  step.window_table = scratch.Tensor(DType::kF32, {rows, pairs, 2});
+  step.compressed_table = scratch.Tensor(DType::kF32, {rows, pairs, 2});
+  step.selected = scratch.Tensor(DType::kI32, {rows, config_.index_topk});
+  step.candidates = scratch.Tensor(DType::kI32, {rows, config_.candidate_topk_blocks});
+  step.experts = scratch.Tensor(DType::kI32, {rows, config_.num_experts_per_tok});
+
+  DI_RETURN_IF_ERROR(RopeTable({.positions = batch.layout.positions,
+                                .frequencies = weights_.window_frequencies,
+                                .table = step.window_table},
+                               stream));
+  DI_RETURN_IF_ERROR(RopeTable({.positions = batch.layout.positions,
+                                .frequencies = weights_.compressed_frequencies,
+                                .table = step.compressed_table},
+                               stream));
+  for (const CompressedEntries& entries : batch.entries) {
+    step.entry_table.push_back(scratch.Tensor(DType::kF32, {entries.count(), pairs, 2}));
+    DI_RETURN_IF_ERROR(RopeTable({.positions = entries.index,
+                                  .scale = entries.ratio,
+                                  .frequencies = weights_.compressed_frequencies,
+                                  .table = step.entry_table.back()},
+                                 stream));
+  }
+
+  DI_RETURN_IF_ERROR(Embedding({.ids = batch.token_ids, .table = weights_.embed, .streams = step.streams}, stream));
+  std::vector<float> first_pre;
+  for (int64_t r = 0; r < rows; ++r) first_pre.insert(first_pre.end(), {1.0f, 0.0f, 0.0f, 0.0f});
+  DI_RETURN_IF_ERROR(CopyToDevice(first_pre.data(), step.pre, stream));
+  if (trace != nullptr) {
+    trace->num_rows = rows;
+    trace->streams.assign(static_cast<size_t>(config_.num_hidden_layers), {});
+    trace->experts.assign(static_cast<size_t>(config_.num_hidden_layers), {});
+    trace->selected.assign(static_cast<size_t>(config_.num_hidden_layers), {});
+  }
+
+  for (int64_t layer = 0; layer < config_.num_hidden_layers; ++layer) {
+    const LayerWeights& w = weights_.layers[static_cast<size_t>(layer)];
+    if (w.engram != nullptr) DI_RETURN_IF_ERROR(AddEngram(layer, step, stream));
+    // A site's `pre` is consumed by the next site, its `post` and `comb` by its own output (model description, 6.1).
+    const auto mix = [&](const HcWeights& hc) {
+      return HcMix({.streams = step.streams,
+                    .fn = hc.fn,
+                    .base = hc.base,
+                    .scale = hc.scale,
+                    .pre = step.next_pre,
+                    .post = step.post,
+                    .comb = step.comb,
+                    .sinkhorn_iterations = config_.hc_sinkhorn_iters,
+                    .eps = config_.hc_eps,
+                    .norm_eps = config_.rms_norm_eps},
+                   stream);
+    };
+    const auto expand = [&] {
+      return HcExpand({.x = step.y, .post = step.post, .comb = step.comb, .streams = step.streams}, stream);
+    };
+    DI_RETURN_IF_ERROR(mix(w.hc_attn));
+    DI_RETURN_IF_ERROR(Collapse(step.pre, w.attn_norm, step, stream));
+    DI_RETURN_IF_ERROR(Attention(layer, step, stream));
+    DI_RETURN_IF_ERROR(expand());
+    std::swap(step.pre, step.next_pre);
+    DI_RETURN_IF_ERROR(mix(w.hc_ffn));
+    DI_RETURN_IF_ERROR(Collapse(step.pre, w.ffn_norm, step, stream));
+    DI_RETURN_IF_ERROR(MixtureOfExperts(layer, step, stream));
+    DI_RETURN_IF_ERROR(expand());
+    std::swap(step.pre, step.next_pre);
+    if (trace != nullptr) DI_RETURN_IF_ERROR(RecordLayer(layer, step, *trace, stream));
+  }
+
+  const int64_t num_logits = batch.logit_rows.rows();
+  if (num_logits == 0) return {};
+  const TensorView last = scratch.Tensor(DType::kBf16, {num_logits, hidden});
+  DI_RETURN_IF_ERROR(HcCollapseNorm({.streams = step.streams,
+                                     .pre = step.pre,
+                                     .row_index = batch.logit_rows,
+                                     .weight = weights_.norm,
+                                     .y = last,
+                                     .y_grid = {},
+                                     .norm_eps = config_.rms_norm_eps},
+                                    stream));
+  return Linear({.x = last, .weight = &weights_.head, .y = logits}, stream);
+}
+
+Status Model::Collapse(const TensorView& pre, const TensorView& norm, Step& step, Stream& stream) const {
+  return HcCollapseNorm({.streams = step.streams,
+                         .pre = pre,
+                         .row_index = {},
+                         .weight = norm,
+                         .y = step.x,
+                         .y_grid = step.x_grid,
+                         .norm_eps = config_.rms_norm_eps},
+                        stream);
+}
+
+Status Model::Attention(int64_t layer, Step& step, Stream& stream) const {
+  const LayerWeights& w = weights_.layers[static_cast<size_t>(layer)];
+  const int64_t rows = step.rows;
+  const int64_t heads = config_.num_attention_heads;
+  const int64_t dim = config_.head_dim;
+  const float eps = config_.rms_norm_eps;
+  const int64_t ratio = config_.ratio(layer);
+  const TensorView& table = ratio == 0 ? step.window_table : step.compressed_table;
+  ScratchScope scratch(stream);
+
+  const TensorView qr = scratch.Tensor(DType::kBf16, {rows, config_.q_lora_rank});
+  DI_RETURN_IF_ERROR(Linear({.x = step.x_grid, .weight = &w.wq_a, .y = qr}, stream));
+  DI_RETURN_IF_ERROR(RmsNorm({.x = qr, .weight = w.q_norm, .y = {}, .y_grid = step.qr_grid, .eps = eps}, stream));
+  const TensorView q = scratch.Tensor(DType::kBf16, {rows, heads * dim});
+  DI_RETURN_IF_ERROR(Linear({.x = step.qr_grid, .weight = &w.wq_b, .y = q}, stream));
+  DI_RETURN_IF_ERROR(Rope({.x = q.Reshape({rows, heads, dim}), .table = table}, stream));
+
+  const TensorView kv = scratch.Tensor(DType::kBf16, {rows, dim});
+  DI_RETURN_IF_ERROR(Linear({.x = step.x_grid, .weight = &w.wkv, .y = kv}, stream));
+  DI_RETURN_IF_ERROR(RmsNorm({.x = kv, .weight = w.kv_norm, .y = kv, .y_grid = {}, .eps = eps}, stream));
+  const TensorView& rings = step.caches->rings[static_cast<size_t>(layer)];
+  const TensorView records = scratch.Tensor(DType::kU8, {rows, rings.dim(2)});
+  DI_RETURN_IF_ERROR(WindowRecords({.kv = kv, .table = table, .records = records}, stream));
+
+  if (w.compressor != nullptr) DI_RETURN_IF_ERROR(CompressKeys(layer, step, stream));
+  if (w.indexer != nullptr) DI_RETURN_IF_ERROR(SelectEntries(layer, step, stream));
+
+  SparseAttentionArgs attention{.q = q.Reshape({rows, heads, dim}),
+                                .window_records = records,
+                                .rings = rings,
+                                .window = config_.sliding_window,
+                                .kv_blocks = {},
+                                .selected = {},
+                                .layout = step.batch->layout,
+                                .sink = w.attn_sink,
+                                .scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(dim))),
+                                .table = table,
+                                .out = scratch.Tensor(DType::kBf16, {rows, heads * dim}),
+                                .numerics = numerics_};
+  if (ratio > 0) {
+    const int64_t producer = producer_of_layer_[static_cast<size_t>(config_.kv_source(layer))];
+    attention.kv_blocks = step.caches->kv_blocks[static_cast<size_t>(producer)];
+    attention.selected = step.selected;
+  }
+  DI_RETURN_IF_ERROR(SparseAttention(attention, stream));
+  DI_RETURN_IF_ERROR(WriteWindowRing({.records = records, .layout = step.batch->layout, .rings = rings}, stream));
+
+  const int64_t group_width = heads * dim / config_.o_groups;
+  const TensorView u = scratch.Tensor(DType::kBf16, {rows, config_.o_groups * config_.o_lora_rank});
+  for (int64_t group = 0; group < config_.o_groups; ++group) {
+    DI_RETURN_IF_ERROR(Linear({.x = attention.out.Columns(group * group_width, (group + 1) * group_width),
+                               .weight = &w.wo_a[static_cast<size_t>(group)],
+                               .y = u.Columns(group * config_.o_lora_rank, (group + 1) * config_.o_lora_rank)},
+                              stream));
+  }
+  DI_RETURN_IF_ERROR(QuantizeFp8({.x = u, .y = u}, stream));
+  return Linear({.x = u, .weight = &w.wo_b, .y = step.y}, stream);
+}
+
+Status Model::CompressKeys(int64_t layer, Step& step, Stream& stream) const {
+  const LayerWeights& w = weights_.layers[static_cast<size_t>(layer)];
+  const CompressorWeights& c = *w.compressor;
+  const auto producer = static_cast<size_t>(producer_of_layer_[static_cast<size_t>(layer)]);
+  const int64_t dim = config_.head_dim;
+  const float eps = config_.rms_norm_eps;
+  size_t kind = 0;
+  const CompressedEntries& entries = step.entries(config_.ratio(layer), &kind);
+  ScratchScope scratch(stream);
+
+  const TensorView pooled = scratch.Tensor(DType::kBf16, {entries.count(), dim});
+  if (config_.ratio(layer) == 1) {
+    // Every row is an entry of its own.
+    DI_RETURN_IF_ERROR(Linear({.x = step.x, .weight = &c.wkv, .y = pooled}, stream));
+  } else {
+    const TensorView key = scratch.Tensor(DType::kF32, {step.rows, dim});
+    const TensorView gate = scratch.Tensor(DType::kF32, {step.rows, dim});
+    DI_RETURN_IF_ERROR(Linear({.x = step.x, .weight = &c.wkv, .y = key}, stream));
+    DI_RETURN_IF_ERROR(Linear({.x = step.x, .weight = &c.wgate, .y = gate}, stream));
+    DI_RETURN_IF_ERROR(CompressPairs({.key = key,
+                                      .gate = gate,
+                                      .layout = step.batch->layout,
+                                      .entries = entries,
+                                      .remainders = step.caches->remainders[producer],
+                                      .pooled = pooled},
+                                     stream));
+  }
+  if (entries.count() == 0) return {};
+  DI_RETURN_IF_ERROR(RmsNorm({.x = pooled, .weight = c.norm, .y = pooled, .y_grid = {}, .eps = eps}, stream));
+
+  const TensorView index_key = scratch.Tensor(DType::kBf16, {entries.count(), config_.index_head_dim});
+  DI_RETURN_IF_ERROR(Linear({.x = pooled, .weight = &c.index_wk, .y = index_key}, stream));
+  DI_RETURN_IF_ERROR(RmsNorm({.x = index_key, .weight = c.index_k_norm, .y = index_key, .y_grid = {}, .eps = eps}, stream));
+  WriteEntriesArgs write{.kind = EntryRecord::kIndexKey,
+                         .values = index_key,
+                         .table = step.entry_table[kind],
+                         .entries = entries,
+                         .layout = step.batch->layout,
+                         .blocks = step.caches->index_blocks[producer],
+                         .numerics = numerics_};
+  DI_RETURN_IF_ERROR(WriteEntries(write, stream));
+  write.kind = EntryRecord::kCompressedKv;
+  write.values = pooled;
+  write.blocks = step.caches->kv_blocks[producer];
+  return WriteEntries(write, stream);
+}
+
+Status Model::SelectEntries(int64_t layer, Step& step, Stream& stream) const {
+  const IndexerWeights& w = *weights_.layers[static_cast<size_t>(layer)].indexer;
+  const int64_t heads = config_.index_n_heads;
+  const int64_t channels = config_.index_head_dim;
+  ScratchScope scratch(stream);
+  const TensorView q = scratch.Tensor(DType::kBf16, {step.rows, heads * channels});
+  DI_RETURN_IF_ERROR(Linear({.x = step.qr_grid, .weight = &w.wq_b, .y = q}, stream));
+  const TensorView q_heads = q.Reshape({step.rows, heads, channels});
+  DI_RETURN_IF_ERROR(Rope({.x = q_heads, .table = step.compressed_table, .quantize_q4p = true}, stream));
+  const TensorView weights = scratch.Tensor(DType::kBf16, {step.rows, heads});
+  DI_RETURN_IF_ERROR(Linear({.x = step.x, .weight = &w.weights_proj, .y = weights}, stream));
+
+  const auto producer = static_cast<size_t>(producer_of_layer_[static_cast<size_t>(config_.kv_source(layer))]);
+  IndexerArgs args{.q = q_heads,
+                   .weights = weights,
+                   .blocks = step.caches->index_blocks[producer],
+                   .layout = step.batch->layout,
+                   .ratio = config_.ratio(layer),
+                   .candidates_in = {},
+                   .candidates_out = {},
+                   .candidate_block_size = config_.candidate_block_size,
+                   .selected = step.selected,
+                   .numerics = numerics_};
+  if (layer == config_.candidate_source_layer_id) args.candidates_out = step.candidates;
+  if (layer > config_.candidate_source_layer_id && config_.candidate_source_layer_id >= 0) args.candidates_in = step.candidates;
+  return Indexer(args, stream);
+}
+
+Status Model::MixtureOfExperts(int64_t layer, Step& step, Stream& stream) const {
+  const LayerWeights& w = weights_.layers[static_cast<size_t>(layer)];
+  const int64_t rows = step.rows;
+  const int64_t k = config_.num_experts_per_tok;
+  const int64_t experts = config_.n_routed_experts;
+  const int64_t intermediate = config_.moe_intermediate_size;
+  const int64_t hidden = config_.hidden_size;
+  ScratchScope scratch(stream);
+
+  const TensorView logits = scratch.Tensor(DType::kF32, {rows, experts});
+  DI_RETURN_IF_ERROR(Linear({.x = step.x, .weight = &w.gate, .y = logits}, stream));
+  const TensorView weights = scratch.Tensor(DType::kF32, {rows, k});
+  DI_RETURN_IF_ERROR(RouterSelect({.logits = logits,
+                                   .bias = w.gate_bias,
+                                   .gate_temp = config_.gate_temp,
+                                   .scale = config_.routed_scaling_factor,
+                                   .experts = step.experts,
+                                   .weights = weights},
+                                  stream));
+  GroupByExpertArgs group{.experts = step.experts,
+                          .weights = weights,
+                          .num_experts = experts,
+                          .row_index = scratch.Tensor(DType::kI32, {rows * k}),
+                          .grouped_weight = scratch.Tensor(DType::kF32, {rows * k}),
+                          .group_offsets = scratch.Tensor(DType::kI32, {experts + 1}),
+                          .slot_position = scratch.Tensor(DType::kI32, {rows, k})};
+  DI_RETURN_IF_ERROR(GroupByExpert(group, stream));
+
+  const TensorView gate = scratch.Tensor(DType::kBf16, {rows * k, intermediate});
+  const TensorView up = scratch.Tensor(DType::kBf16, {rows * k, intermediate});
+  const TensorView routed = scratch.Tensor(DType::kBf16, {rows * k, hidden});
+  GroupedLinearArgs grouped{.x = step.x_grid,
+                            .row_index = group.row_index,
+                            .group_offsets = group.group_offsets,
+                            .weights = w.experts.w1_ptr,
+                            .y = gate};
+  DI_RETURN_IF_ERROR(GroupedLinear(grouped, stream));
+  grouped.weights = w.experts.w3_ptr;
+  grouped.y = up;
+  DI_RETURN_IF_ERROR(GroupedLinear(grouped, stream));
+  SwigluArgs swiglu{.gate = gate,
+                    .up = up,
+                    .row_weight = group.grouped_weight,
+                    .limit = config_.swiglu_limit,
+                    .out = gate,
+                    .numerics = numerics_};
+  DI_RETURN_IF_ERROR(Swiglu(swiglu, stream));
+  DI_RETURN_IF_ERROR(GroupedLinear({.x = gate,
+                                    .row_index = {},
+                                    .group_offsets = group.group_offsets,
+                                    .weights = w.experts.w2_ptr,
+                                    .y = routed},
+                                   stream));
+
+  const TensorView shared_gate = gate.Rows(0, rows);
+  const TensorView shared_up = up.Rows(0, rows);
+  DI_RETURN_IF_ERROR(Linear({.x = step.x_grid, .weight = &w.shared_w1, .y = shared_gate}, stream));
+  DI_RETURN_IF_ERROR(Linear({.x = step.x_grid, .weight = &w.shared_w3, .y = shared_up}, stream));
+  swiglu.gate = shared_gate;
+  swiglu.up = shared_up;
+  swiglu.row_weight = {};
+  swiglu.out = shared_gate;
+  DI_RETURN_IF_ERROR(Swiglu(swiglu, stream));
+  const TensorView shared = scratch.Tensor(DType::kBf16, {rows, hidden});
+  DI_RETURN_IF_ERROR(Linear({.x = shared_gate, .weight = &w.shared_w2, .y = shared}, stream));
+  return MoeCombine({.routed = routed,
+                     .slot_position = group.slot_position,
+                     .experts = step.experts,
+                     .shared = shared,
+                     .y = step.y,
+                     .numerics = numerics_},
+                    stream);
+}
+
+Status Model::AddEngram(int64_t layer, Step& step, Stream& stream) const {
+  const EngramWeights& w = *weights_.layers[static_cast<size_t>(layer)].engram;
+  const EngramLayerConstants& constants =
+      weights_.engram_constants.layers[static_cast<size_t>(config_.engram_index(layer))];
+  const int64_t lookups = config_.engram_rows_per_token();
+  ScratchScope scratch(stream);
+  const TensorView table_rows = scratch.Tensor(DType::kI64, {step.rows, lookups});
+  DI_RETURN_IF_ERROR(EngramHash({.lookback = step.batch->engram_lookback,
+                                 .multipliers = constants.multipliers,
+                                 .primes = constants.primes,
+                                 .offsets = constants.offsets,
+                                 .table_rows = table_rows},
+                                stream));
+  const TensorView embedding = scratch.Tensor(DType::kBf16, {step.rows, lookups * config_.engram_head_dim});
+  DI_RETURN_IF_ERROR(
+      EngramGather({.table_rows = table_rows, .weight = w.table, .scale = w.scale, .out = embedding}, stream));
+  const TensorView kv = scratch.Tensor(DType::kBf16, {step.rows, (kHcStreams + 1) * config_.hidden_size});
+  DI_RETURN_IF_ERROR(Linear({.x = embedding, .weight = &w.wkv, .y = kv}, stream));
+  return EngramApply({.kv = kv,
+                      .q_weight = w.q_weight,
+                      .k_weight = w.k_weight,
+                      .streams = step.streams,
+                      .eps = config_.rms_norm_eps},
+                     stream);
+}
+
+Status Model::RecordLayer(int64_t layer, const Step& step, LayerTrace& trace, Stream& stream) const {
+  const auto l = static_cast<size_t>(layer);
+  trace.experts[l].resize(static_cast<size_t>(step.experts.num_elements()));
+  DI_RETURN_IF_ERROR(CopyToHost(step.experts, trace.experts[l].data(), stream));
+  if (config_.is_index_source(layer)) {
+    trace.selected[l].resize(static_cast<size_t>(step.selected.num_elements()));
+    DI_RETURN_IF_ERROR(CopyToHost(step.selected, trace.selected[l].data(), stream));
+  }
+  if (!trace.want_streams) return {};
+  std::vector<Bf16> streams(static_cast<size_t>(step.streams.num_elements()));
+  DI_RETURN_IF_ERROR(CopyToHost(step.streams, streams.data(), stream));
+  trace.streams[l].reserve(streams.size());
+  for (Bf16 value : streams) trace.streams[l].push_back(Bf16ToF32(value));
+  return {};
+}
+
+}  // namespace deepinfer

@@ -1,0 +1,51 @@
+// The forward pass of the text model over one step: the layer graph of the model description, sections 6 to 12, in terms of
+// operations. Knows tensors and caches, not requests; state of sequences is reached through the views in a step.
+#pragma once
+
+#include <memory>
+
+#include "base/error.h"
+#include "model/config.h"
+#include "model/layer_trace.h"
+#include "model/model_weights.h"
+#include "model/step_batch.h"
+#include "ops/numerics.h"
+#include "tensor/stream.h"
+
+namespace deepinfer {
+
+class Model {
+ public:
+  Model(ModelConfig config, ModelWeights weights, Numerics numerics);
+
+  const ModelConfig& config() const {
+    return config_;
+  }
+  const ModelWeights& weights() const {
+    return weights_;
+  }
+
+  // Runs every row of the batch through all layers, updates the caches, and writes the logits of batch.logit_rows to
+  // `logits` [n, vocab] f32. The bits of a row depend on its own sequence only: not on other rows, on how the sequence is
+  // cut into steps, or on the number of threads. `trace` may be null.
+  Status Forward(const StepBatch& batch, const CacheViews& caches, const TensorView& logits, LayerTrace* trace,
+                 Stream& stream) const;
+
+ private:
+  struct Step;
+
+  Status Attention(int64_t layer, Step& step, Stream& stream) const;
+  Status CompressKeys(int64_t layer, Step& step, Stream& stream) const;
+  Status SelectEntries(int64_t layer, Step& step, Stream& stream) const;
+  Status MixtureOfExperts(int64_t layer, Step& step, Stream& stream) const;
+  Status AddEngram(int64_t layer, Step& step, Stream& stream) const;
+  Status Collapse(const TensorView& pre, const TensorView& norm, Step& step, Stream& stream) const;
+  Status RecordLayer(int64_t layer, const Step& step, LayerTrace& trace, Stream& stream) const;
+
+  ModelConfig config_;
+  ModelWeights weights_;
+  Numerics numerics_;
+  std::vector<int64_t> producer_of_layer_;  // index of a KV source layer among the producers, -1 otherwise
+};
+
+}  // namespace deepinfer

@@ -1,0 +1,184 @@
+#include "model/model_weights.h"
+
+#include <cstring>
+#include <string>
+
+#include "model/rope_frequencies.h"
+#include "tensor/copy.h"
+
+namespace deepinfer {
+namespace {
+
+class Loader {
+ public:
+  Loader(ModelWeights& weights, const Checkpoint& checkpoint, const ModelConfig& config, Stream& stream)
+      : weights_(weights), checkpoint_(checkpoint), config_(config), stream_(stream) {
+  }
+
+  Status Run() {
+    DI_ASSIGN_OR_RETURN(weights_.embed, Mapped("embed.weight"));
+    DI_ASSIGN_OR_RETURN(weights_.norm, Copied("norm.weight"));
+    DI_ASSIGN_OR_RETURN(weights_.head, Bf16Linear("head.weight"));
+    DI_ASSIGN_OR_RETURN(weights_.window_frequencies, Uploaded(WindowRopeFrequencies(config_)));
+    DI_ASSIGN_OR_RETURN(weights_.compressed_frequencies, Uploaded(CompressedRopeFrequencies(config_)));
+    weights_.layers.resize(static_cast<size_t>(config_.num_hidden_layers));
+    for (int64_t layer = 0; layer < config_.num_hidden_layers; ++layer) {
+      const std::string prefix = fmt::format("layers.{}.", layer);
+      const Status status = LoadLayer(layer, prefix, weights_.layers[static_cast<size_t>(layer)]);
+      if (!status.has_value()) return WithContext(status.error(), fmt::format("Cannot load layer {}", layer));
+    }
+    return {};
+  }
+
+ private:
+  // The inventory has been checked, so a missing tensor is a caller's mistake, but still an error rather than a crash.
+  Result<TensorView> Mapped(const std::string& name) {
+    const TensorEntry* entry = checkpoint_.Find(name);
+    if (entry == nullptr) return Fail(Code::kNotFound, fmt::format("The checkpoint has no tensor '{}'.", name));
+    return entry->View();
+  }
+
+  Result<TensorView> Copied(const std::string& name) {
+    DI_ASSIGN_OR_RETURN(const TensorView view, Mapped(name));
+    const int64_t bytes = view.num_elements() * DTypeBytes(view.dtype());
+    DI_ASSIGN_OR_RETURN(Buffer buffer, Buffer::Allocate(stream_.device(), bytes));
+    TensorView copy;
+    if (view.rank() == 1) {
+      copy = buffer.View(view.dtype(), {view.dim(0)});
+    } else {
+      copy = buffer.View(view.dtype(), {view.dim(0), view.dim(1)});
+    }
+    DI_RETURN_IF_ERROR(CopyToDevice(view.data(), copy, stream_));
+    weights_.packed_bytes += bytes;
+    weights_.buffers.push_back(std::move(buffer));
+    return copy;
+  }
+
+  Result<TensorView> Uploaded(const std::vector<float>& values) {
+    const auto count = static_cast<int64_t>(values.size());
+    DI_ASSIGN_OR_RETURN(Buffer buffer, Buffer::Allocate(stream_.device(), count * 4));
+    const TensorView view = buffer.View(DType::kF32, {count});
+    DI_RETURN_IF_ERROR(CopyToDevice(values.data(), view, stream_));
+    weights_.buffers.push_back(std::move(buffer));
+    return view;
+  }
+
+  Result<LinearWeight> Pack(const LinearSource& source) {
+    DI_ASSIGN_OR_RETURN(LinearWeight weight, PackLinearWeight(source, stream_));
+    weights_.packed_bytes += weight.bytes();
+    return weight;
+  }
+
+  Result<LinearWeight> Bf16Linear(const std::string& name) {
+    DI_ASSIGN_OR_RETURN(const TensorView view, Mapped(name));
+    return Pack({.format = WeightFormat::kBf16, .n = view.dim(0), .k = view.dim(1), .weight = view, .scale = {}});
+  }
+
+  // `prefix` + ".weight" and ".scale"; rows [row_begin, row_begin + rows) or all of them. The format follows from the dtype.
+  Result<LinearWeight> QuantizedLinear(const std::string& prefix, int64_t row_begin = 0, int64_t rows = -1) {
+    DI_ASSIGN_OR_RETURN(TensorView weight, Mapped(prefix + ".weight"));
+    DI_ASSIGN_OR_RETURN(TensorView scale, Mapped(prefix + ".scale"));
+    const bool fp4 = weight.dtype() == DType::kFp4x2;
+    if (rows >= 0) {
+      const int64_t scale_rows = fp4 ? 1 : 32;
+      if (row_begin % scale_rows != 0 || rows % scale_rows != 0) {
+        return Fail(Code::kUnsupported, fmt::format("'{}' cannot be split into groups of {} rows: its scale blocks have {}.",
+                                                    prefix, rows, scale_rows));
+      }
+      weight = weight.Rows(row_begin, row_begin + rows);
+      scale = scale.Rows(row_begin / scale_rows, (row_begin + rows) / scale_rows);
+    }
+    return Pack({.format = fp4 ? WeightFormat::kFp4Group : WeightFormat::kFp8Block,
+                 .n = weight.dim(0),
+                 .k = fp4 ? 2 * weight.dim(1) : weight.dim(1),
+                 .weight = weight,
+                 .scale = scale});
+  }
+
+  Result<HcWeights> Hc(const std::string& prefix) {
+    HcWeights hc;
+    DI_ASSIGN_OR_RETURN(hc.fn, Copied(prefix + "_fn"));
+    DI_ASSIGN_OR_RETURN(hc.base, Copied(prefix + "_base"));
+    DI_ASSIGN_OR_RETURN(hc.scale, Copied(prefix + "_scale"));
+    return hc;
+  }
+
+  Status LoadLayer(int64_t layer, const std::string& prefix, LayerWeights& w) {
+    DI_ASSIGN_OR_RETURN(w.attn_norm, Copied(prefix + "attn_norm.weight"));
+    DI_ASSIGN_OR_RETURN(w.ffn_norm, Copied(prefix + "ffn_norm.weight"));
+    DI_ASSIGN_OR_RETURN(w.wq_a, QuantizedLinear(prefix + "attn.wq_a"));
+    DI_ASSIGN_OR_RETURN(w.q_norm, Copied(prefix + "attn.q_norm.weight"));
+    DI_ASSIGN_OR_RETURN(w.wq_b, QuantizedLinear(prefix + "attn.wq_b"));
+    DI_ASSIGN_OR_RETURN(w.wkv, QuantizedLinear(prefix + "attn.wkv"));
+    DI_ASSIGN_OR_RETURN(w.kv_norm, Copied(prefix + "attn.kv_norm.weight"));
+    for (int64_t group = 0; group < config_.o_groups; ++group) {
+      DI_ASSIGN_OR_RETURN(LinearWeight wo_a, QuantizedLinear(prefix + "attn.wo_a", group * config_.o_lora_rank, config_.o_lora_rank));
+      w.wo_a.push_back(std::move(wo_a));
+    }
+    DI_ASSIGN_OR_RETURN(w.wo_b, QuantizedLinear(prefix + "attn.wo_b"));
+    DI_ASSIGN_OR_RETURN(w.attn_sink, Copied(prefix + "attn.attn_sink"));
+    DI_ASSIGN_OR_RETURN(w.hc_attn, Hc(prefix + "hc_attn"));
+    DI_ASSIGN_OR_RETURN(w.hc_ffn, Hc(prefix + "hc_ffn"));
+    DI_ASSIGN_OR_RETURN(w.gate, Bf16Linear(prefix + "ffn.gate.weight"));
+    DI_ASSIGN_OR_RETURN(w.gate_bias, Copied(prefix + "ffn.gate.bias"));
+    DI_ASSIGN_OR_RETURN(w.shared_w1, QuantizedLinear(prefix + "ffn.shared_experts.w1"));
+    DI_ASSIGN_OR_RETURN(w.shared_w2, QuantizedLinear(prefix + "ffn.shared_experts.w2"));
+    DI_ASSIGN_OR_RETURN(w.shared_w3, QuantizedLinear(prefix + "ffn.shared_experts.w3"));
+    for (int64_t e = 0; e < config_.n_routed_experts; ++e) {
+      const std::string expert = fmt::format("{}ffn.experts.{}.", prefix, e);
+      DI_ASSIGN_OR_RETURN(LinearWeight w1, QuantizedLinear(expert + "w1"));
+      DI_ASSIGN_OR_RETURN(LinearWeight w2, QuantizedLinear(expert + "w2"));
+      DI_ASSIGN_OR_RETURN(LinearWeight w3, QuantizedLinear(expert + "w3"));
+      w.experts.w1.push_back(std::move(w1));
+      w.experts.w2.push_back(std::move(w2));
+      w.experts.w3.push_back(std::move(w3));
+    }
+    for (size_t e = 0; e < w.experts.w1.size(); ++e) {
+      w.experts.w1_ptr.push_back(&w.experts.w1[e]);
+      w.experts.w2_ptr.push_back(&w.experts.w2[e]);
+      w.experts.w3_ptr.push_back(&w.experts.w3[e]);
+    }
+    if (config_.is_kv_source(layer)) {
+      w.compressor = std::make_unique<CompressorWeights>();
+      DI_ASSIGN_OR_RETURN(w.compressor->wkv, Bf16Linear(prefix + "attn.compressor.wkv.weight"));
+      if (config_.ratio(layer) == 2) {
+        DI_ASSIGN_OR_RETURN(w.compressor->wgate, Bf16Linear(prefix + "attn.compressor.wgate.weight"));
+      }
+      DI_ASSIGN_OR_RETURN(w.compressor->norm, Copied(prefix + "attn.compressor.norm.weight"));
+      DI_ASSIGN_OR_RETURN(w.compressor->index_wk, Bf16Linear(prefix + "attn.indexer.wk.weight"));
+      DI_ASSIGN_OR_RETURN(w.compressor->index_k_norm, Copied(prefix + "attn.indexer.k_norm.weight"));
+    }
+    if (config_.is_index_source(layer)) {
+      w.indexer = std::make_unique<IndexerWeights>();
+      DI_ASSIGN_OR_RETURN(w.indexer->wq_b, QuantizedLinear(prefix + "attn.indexer.wq_b"));
+      DI_ASSIGN_OR_RETURN(w.indexer->weights_proj, Bf16Linear(prefix + "attn.indexer.weights_proj.weight"));
+    }
+    if (config_.engram_index(layer) >= 0) {
+      w.engram = std::make_unique<EngramWeights>();
+      DI_ASSIGN_OR_RETURN(w.engram->table, Mapped(prefix + "engram.embed.weight"));
+      DI_ASSIGN_OR_RETURN(w.engram->scale, Mapped(prefix + "engram.embed.scale"));
+      DI_ASSIGN_OR_RETURN(w.engram->wkv, QuantizedLinear(prefix + "engram.wkv"));
+      DI_ASSIGN_OR_RETURN(w.engram->q_weight, Copied(prefix + "engram.q_weight"));
+      DI_ASSIGN_OR_RETURN(w.engram->k_weight, Copied(prefix + "engram.k_weight"));
+    }
+    return {};
+  }
+
+  ModelWeights& weights_;
+  const Checkpoint& checkpoint_;
+  const ModelConfig& config_;
+  Stream& stream_;
+};
+
+}  // namespace
+
+Result<ModelWeights> LoadModelWeights(std::shared_ptr<const Checkpoint> checkpoint, const ModelConfig& config,
+                                      Stream& stream) {
+  ModelWeights weights;
+  weights.engram_constants = ComputeEngramConstants(config);
+  DI_RETURN_IF_ERROR(Loader(weights, *checkpoint, config, stream).Run());
+  weights.checkpoint = std::move(checkpoint);
+  return weights;
+}
+
+}  // namespace deepinfer

@@ -1,0 +1,15 @@
+// Explicit transfers between host and device memory: code above ops never dereferences device pointers.
+#pragma once
+
+#include "base/error.h"
+#include "tensor/stream.h"
+#include "tensor/tensor_view.h"
+
+namespace deepinfer {
+
+// Copies a contiguous view's bytes to host memory that can hold them, and waits for it.
+Status CopyToHost(const TensorView& source, void* target, Stream& stream);
+// Copies host bytes into a contiguous view.
+Status CopyToDevice(const void* source, const TensorView& target, Stream& stream);
+
+}  // namespace deepinfer
