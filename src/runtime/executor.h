@@ -11,30 +11,21 @@
 #include "base/cpu_features.h"
 #include "base/error.h"
 #include "model/config.h"
+#include "model/layer_trace.h"
 #include "ops/numerics.h"
 #include "state/cache_pool.h"
 #include "tensor/tensor_view.h"
 
 namespace deepinfer {
 
-
 struct ExecutorOptions {
   std::string model_dir;
   Numerics numerics = Numerics::kProduction;
   int num_threads = 0;            // 0: one per core this process may use
   int64_t max_sequences = 64;     // sequence slots
-  int64_t cache_tokens = 0;       // capacity of the block pool over all sequences; 0: one sequence of full context plus 8,192 tokens each for the others, limited by a quarter of the machine's memory
+  int64_t cache_tokens = 0;       // capacity of the block pool over all sequences; 0: PlanMemory's choice
   bool use_reference_ops = false;  // run the plain scalar reference of every operation (slow; for selfcheck)
   CpuLevel max_cpu_level = CpuLevel::kAmx;  // upper limit on the kernels' instruction set
-};
-
-// Residual streams, selections and routing of a step's rows, for diagnostics. Row order is that of the step.
-struct LayerTrace {
-  bool want_streams = false;             // also copy the residual streams (large)
-  int64_t num_rows = 0;
-  std::vector<std::vector<float>> streams;      // per layer: [rows, 4, hidden] after the layer; empty unless wanted
-  std::vector<std::vector<int32_t>> experts;    // per layer: [rows, k] in slot order
-  std::vector<std::vector<int32_t>> selected;   // per layer: [rows, topk] for index sources, else empty; -1 = none
 };
 
 class Executor {
