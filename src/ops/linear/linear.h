@@ -79,6 +79,8 @@ struct LinearArgs {
   TensorView y;                       // [rows, n] bf16 | f32, rows may be strided; must not alias x
 };
 
+// Errors: kInvalidArgument for shapes, dtypes or views that do not fit, and for a weight packed for another level than the
+// stream runs at (unless the stream runs the reference, which reads every layout).
 Status Linear(const LinearArgs& args, Stream& stream);
 
 // Rows are grouped by weight: group g owns output rows [group_offsets[g], group_offsets[g+1]).
@@ -92,5 +94,8 @@ struct GroupedLinearArgs {
 };
 
 Status GroupedLinear(const GroupedLinearArgs& args, Stream& stream);
+
+// The specification in plain loops, on the calling thread, from the weight as stored. Arguments must be valid.
+void LinearReference(const LinearSource& source, const TensorView& x, const TensorView& y);
 
 }  // namespace deepinfer
