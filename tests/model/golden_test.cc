@@ -1,0 +1,149 @@
+// The forward pass against the recorded answers of the reference implementation, by the rule of their README: pooled over all recorded
+// rows, no figure worse than four times that of an independent implementation with sums in double.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <filesystem>
+
+#include "runtime/executor.h"
+#include "support/golden_model.h"
+
+namespace deepinfer {
+namespace {
+
+using testing_support::Divergence;
+using testing_support::GoldenModel;
+using testing_support::RecordedSequence;
+
+struct GoldenCase {
+  const char* folder;
+  const char* profile;
+  bool recorded_chunks;  // prefill and single steps as recorded, or the whole sequence at once
+  bool reference_ops;
+};
+
+std::string CaseName(const ::testing::TestParamInfo<GoldenCase>& info) {
+  std::string folder = info.param.folder;
+  std::replace(folder.begin(), folder.end(), '-', '_');
+  return folder + "_" + info.param.profile + (info.param.recorded_chunks ? "_stepwise" : "_whole") +
+         (info.param.reference_ops ? "_plain_ops" : "");
+}
+
+std::string FolderOf(const GoldenCase& c) {
+  for (const char* root : {DI_TEST_DATA_DIR "/model/", DI_SHARED_DIR "/golden/model/"}) {
+    if (std::filesystem::exists(std::string(root) + c.folder + "/floor.json")) return std::string(root) + c.folder;
+  }
+  return {};
+}
+
+class GoldenModelTest : public ::testing::TestWithParam<GoldenCase> {};
+
+TEST_P(GoldenModelTest, LogitsAgreeWithTheRecordedOnes) {
+  const GoldenCase& c = GetParam();
+  const std::string folder = FolderOf(c);
+  if (folder.empty()) GTEST_SKIP() << "the recordings of '" << c.folder << "' are not on this machine";
+  auto golden = GoldenModel::Open(folder, c.profile);
+  ASSERT_TRUE(golden.has_value()) << golden.error().message;
+  ExecutorOptions options;
+  options.model_dir = folder + "/checkpoint";
+  options.numerics = std::string(c.profile) == "reference" ? Numerics::kReference : Numerics::kProduction;
+  options.max_sequences = 16;
+  options.use_reference_ops = c.reference_ops;
+  auto executor = Executor::Create(options);
+  ASSERT_TRUE(executor.has_value()) << executor.error().message;
+  const int64_t vocab = (*executor)->config().vocab_size;
+
+  std::vector<double> kl;
+  int64_t misses = 0;
+  int64_t expert_rows = 0, expert_equal = 0;
+  int64_t selected_entries = 0, selected_common = 0;
+  for (const RecordedSequence& recorded : golden->sequences()) {
+    auto sequence = Sequence::Create((*executor)->pool());
+    ASSERT_TRUE(sequence.has_value());
+    const auto total = static_cast<int64_t>(recorded.token_ids.size());
+    const int64_t rows = golden->Find(recorded.id + "/lse")->rows();
+    const std::vector<int64_t> chunks = c.recorded_chunks ? recorded.chunks : std::vector<int64_t>{total};
+    int64_t done = 0;
+    for (int64_t size : chunks) {
+      LayerTrace trace;
+      const std::span<const int32_t> ids(recorded.token_ids.data() + done, static_cast<size_t>(size));
+      const Executor::Chunk chunk{.sequence = &*sequence, .token_ids = ids, .num_logit_rows = size};
+      auto logits = (*executor)->Step({&chunk, 1}, &trace);
+      ASSERT_TRUE(logits.has_value()) << logits.error().message;
+      for (int64_t r = 0; r < size; ++r) {
+        const int64_t recorded_row = done + r - (total - rows);
+        if (recorded_row < 0) continue;
+        bool miss = false;
+        kl.push_back(golden->RowDivergence(recorded.id, recorded_row, logits->Row<float>(r), vocab, &miss));
+        misses += miss ? 1 : 0;
+        const TensorView experts = *golden->Find(recorded.id + "/experts");
+        const int64_t k = experts.dim(2);
+        for (int64_t layer = 0; layer < experts.dim(0); ++layer) {
+          const int32_t* theirs = experts.Row<int32_t>(layer) + recorded_row * k;
+          std::vector<int32_t> a(theirs, theirs + k);
+          const int32_t* ours = trace.experts[static_cast<size_t>(layer)].data() + r * k;
+          std::vector<int32_t> b(ours, ours + k);
+          std::sort(a.begin(), a.end());
+          std::sort(b.begin(), b.end());
+          ++expert_rows;
+          expert_equal += a == b ? 1 : 0;
+        }
+        const TensorView sel_rows = *golden->Find(recorded.id + "/sel_rows");
+        for (int64_t i = 0; i < sel_rows.rows(); ++i) {
+          if (sel_rows.Row<int32_t>(i)[0] != recorded_row) continue;
+          for (int64_t layer : (*executor)->config().index_source_layer_ids) {
+            const TensorView selected = *golden->Find(recorded.id + "/selected." + std::to_string(layer));
+            const int64_t topk = selected.dim(1);
+            const int32_t* ours = trace.selected[static_cast<size_t>(layer)].data() + r * topk;
+            for (int64_t j = 0; j < topk; ++j) {
+              const int32_t entry = selected.Row<int32_t>(i)[j];
+              if (entry < 0) continue;
+              ++selected_entries;
+              selected_common += std::count(ours, ours + topk, entry);
+            }
+          }
+        }
+      }
+      done += size;
+    }
+  }
+  const Divergence ours = testing_support::Summarise(kl, misses);
+  const Divergence& exact = golden->floor("exact");
+  std::printf("%s: rows %ld kl_med %.3g (floor %.3g) mean %.3g (%.3g) p90 %.3g (%.3g) beyond %.4f (%.4f) miss %.4f (%.4f) experts %.4f selection %.4f\n",
+              CaseName({c, 0}).c_str(), static_cast<long>(ours.rows), ours.kl_med, exact.kl_med, ours.kl_mean, exact.kl_mean,
+              ours.kl_p90, exact.kl_p90, ours.beyond_1e3, exact.beyond_1e3, ours.argmax_miss, exact.argmax_miss,
+              static_cast<double>(expert_equal) / static_cast<double>(expert_rows),
+              static_cast<double>(selected_common) / static_cast<double>(std::max<int64_t>(1, selected_entries)));
+  EXPECT_EQ(ours.rows, exact.rows);
+  EXPECT_LE(ours.kl_med, 4 * exact.kl_med);
+  EXPECT_LE(ours.kl_mean, 4 * exact.kl_mean);
+  EXPECT_LE(ours.kl_p90, 4 * exact.kl_p90);
+  // Shares of 1,812 rows: where the floor is below two rows, four times of it says nothing.
+  const double two_rows = 2.0 / static_cast<double>(exact.rows);
+  EXPECT_LE(ours.beyond_1e3, 4 * std::max(exact.beyond_1e3, two_rows));
+  EXPECT_LE(ours.argmax_miss, 4 * std::max(exact.argmax_miss, two_rows));
+}
+
+INSTANTIATE_TEST_SUITE_P(Recorded, GoldenModelTest,
+                         ::testing::Values(GoldenCase{"two", "production", false, false},
+                                           GoldenCase{"two", "production", true, false},
+                                           GoldenCase{"two", "reference", false, false},
+                                           GoldenCase{"two", "reference", true, false},
+                                           GoldenCase{"three", "production", false, false},
+                                           GoldenCase{"three", "production", true, false},
+                                           GoldenCase{"three", "reference", false, false},
+                                           GoldenCase{"three", "reference", true, false},
+                                           GoldenCase{"tiny", "production", false, false},
+                                           GoldenCase{"tiny", "production", true, false},
+                                           GoldenCase{"tiny", "reference", false, false},
+                                           GoldenCase{"tiny", "reference", true, false},
+                                           GoldenCase{"wide-three", "production", false, false},
+                                           GoldenCase{"wide-three", "production", true, false},
+                                           GoldenCase{"wide-three", "reference", false, false},
+                                           GoldenCase{"wide-three", "reference", true, false},
+                                           GoldenCase{"two", "production", false, true},
+                                           GoldenCase{"three", "production", false, true}),
+                         CaseName);
+
+}  // namespace
+}  // namespace deepinfer
