@@ -1,0 +1,30 @@
+// Turns the ids of one stream into text as they come, never cutting a character: a token may end inside of one.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "text/tokenizer.h"
+
+namespace deepinfer {
+
+// What all calls return together equals Tokenizer::Decode of all ids.
+class IncrementalDecoder {
+ public:
+  // `tokenizer` must outlive the decoder.
+  explicit IncrementalDecoder(const Tokenizer& tokenizer) : tokenizer_(&tokenizer) {
+  }
+
+  // Returns all text that is decided after `id`. Only an unfinished character (at most 3 bytes) is held; bytes that can
+  // no longer become one are returned as U+FFFD at once.
+  std::string Push(int32_t id);
+
+  // Ends the stream: returns U+FFFD if something is held. The decoder can then be used for another stream.
+  std::string Flush();
+
+ private:
+  const Tokenizer* tokenizer_;
+  std::string held_;
+};
+
+}  // namespace deepinfer
