@@ -1,0 +1,38 @@
+// exp(x) for x <= 0 with the same bits on every machine: the C library picks variants by processor, and a sampled token must
+// not depend on that.
+#pragma once
+
+#include <bit>
+#include <cstdint>
+
+namespace deepinfer {
+
+// Relative error below 1e-15; 0 for x < -700. x must not be NaN or positive.
+inline double ExpNonPositive(double x) {
+  if (x < -700.0) return 0.0;
+  // x = k ln 2 + r with |r| <= ln(2) / 2. Adding and subtracting 1.5 * 2^52 rounds to the nearest integer. ln 2 is split so
+  // that k times its upper part (32 bits) is exact.
+  constexpr double kRound = 0x1.8p52;
+  const double shifted = x * 0x1.71547652b82fep0 + kRound;
+  const double k = shifted - kRound;
+  const double r = (x - k * 0x1.62e42feep-1) - k * 0x1.a39ef35793c76p-33;
+  // Taylor series to r^13 / 13!: the next term is below 5e-18.
+  double p = 1.0 / 6227020800.0;
+  p = p * r + 1.0 / 479001600.0;
+  p = p * r + 1.0 / 39916800.0;
+  p = p * r + 1.0 / 3628800.0;
+  p = p * r + 1.0 / 362880.0;
+  p = p * r + 1.0 / 40320.0;
+  p = p * r + 1.0 / 5040.0;
+  p = p * r + 1.0 / 720.0;
+  p = p * r + 1.0 / 120.0;
+  p = p * r + 1.0 / 24.0;
+  p = p * r + 1.0 / 6.0;
+  p = p * r + 0.5;
+  p = p * r + 1.0;
+  p = p * r + 1.0;
+  const int64_t exponent = static_cast<int64_t>(k);  // -1010 ... 0: the scale is a normal number
+  return p * std::bit_cast<double>(static_cast<uint64_t>(exponent + 1023) << 52);
+}
+
+}  // namespace deepinfer
