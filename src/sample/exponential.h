@@ -7,9 +7,10 @@
 
 namespace deepinfer {
 
-// Relative error below 1e-15; 0 for x < -700. x must not be NaN or positive.
+// Relative error below 1e-15; x below -700 counts as -700 (1e-304). x must not be NaN or positive. Free of branches and of
+// conversions to integers, so that loops over it can use vector registers.
 inline double ExpNonPositive(double x) {
-  if (x < -700.0) return 0.0;
+  x = x < -700.0 ? -700.0 : x;
   // x = k ln 2 + r with |r| <= ln(2) / 2. Adding and subtracting 1.5 * 2^52 rounds to the nearest integer. ln 2 is split so
   // that k times its upper part (32 bits) is exact.
   constexpr double kRound = 0x1.8p52;
@@ -31,8 +32,8 @@ inline double ExpNonPositive(double x) {
   p = p * r + 0.5;
   p = p * r + 1.0;
   p = p * r + 1.0;
-  const int64_t exponent = static_cast<int64_t>(k);  // -1010 ... 0: the scale is a normal number
-  return p * std::bit_cast<double>(static_cast<uint64_t>(exponent + 1023) << 52);
+  // The low mantissa bits of `shifted` are k in two's complement, -1010 ... 0: the scale 2^k is a normal number.
+  return p * std::bit_cast<double>((std::bit_cast<uint64_t>(shifted) + 1023) << 52);
 }
 
 }  // namespace deepinfer

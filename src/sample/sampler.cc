@@ -1,6 +1,7 @@
 #include "sample/sampler.h"
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cmath>
 #include <limits>
@@ -124,7 +125,7 @@ DrawSet SelectTokens(std::span<const float> logits, const SamplingParams& params
   uint64_t total = 0;
   for (size_t i = 0; i < logits.size(); ++i) {
     const double x = (double{logits[i]} - double{largest}) / params.temperature;
-    scratch.masses[i] = static_cast<uint64_t>(ExpNonPositive(x) * kUnitMass);
+    scratch.masses[i] = static_cast<uint64_t>(static_cast<int64_t>(ExpNonPositive(x) * kUnitMass));
     total += scratch.masses[i];
   }
 
@@ -151,7 +152,8 @@ DrawSet SelectTokens(std::span<const float> logits, const SamplingParams& params
     }
   }
   for (size_t i = 0; i < logits.size(); ++i) {
-    if (set.Keeps(SortKey(logits[i], static_cast<uint32_t>(i)), scratch.masses[i])) set.total += scratch.masses[i];
+    const bool kept = set.Keeps(SortKey(logits[i], static_cast<uint32_t>(i)), scratch.masses[i]);
+    set.total += kept ? scratch.masses[i] : 0;
   }
   return set;
 }
@@ -186,9 +188,14 @@ TokenLogprobs DrawnLogprobs(std::span<const float> logits, const DrawSet& set, i
 
 TokenLogprobs FiniteRowLogprobs(std::span<const float> logits, int32_t token_id, int64_t num_top, SamplerScratch& scratch) {
   const double largest = double{logits[static_cast<size_t>(ArgMax(logits))]};
-  double sum = 0;
-  for (const float x : logits) sum += ExpNonPositive(double{x} - largest);
-  const double log_sum = largest + std::log(sum);
+  // Four sums that do not wait for each other, always combined in the same way.
+  std::array<double, 4> sums = {};
+  size_t i = 0;
+  for (; i + 4 <= logits.size(); i += 4) {
+    for (size_t lane = 0; lane < 4; ++lane) sums[lane] += ExpNonPositive(double{logits[i + lane]} - largest);
+  }
+  for (; i < logits.size(); ++i) sums[i % 4] += ExpNonPositive(double{logits[i]} - largest);
+  const double log_sum = largest + std::log((sums[0] + sums[1]) + (sums[2] + sums[3]));
   const auto logprob_of = [&](uint32_t id) { return double{logits[id]} - log_sum; };
   TokenLogprobs result;
   result.logprob = Reported(logprob_of(static_cast<uint32_t>(token_id)));

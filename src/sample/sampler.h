@@ -26,7 +26,7 @@ struct SampledToken {
   TokenLogprobs logprobs;  // empty unless params.logprobs
 };
 
-// Log-probability, rank and the `num_top` best tokens of a row, in double precision summed in id order.
+// Log-probability, rank and the `num_top` best tokens of a row, in double precision, summed in a fixed order.
 // `token_id` must be in range. A row with NaN or +infinity gives kInternal.
 Result<TokenLogprobs> RowLogprobs(std::span<const float> logits, int32_t token_id, int64_t num_top, SamplerScratch& scratch);
 
