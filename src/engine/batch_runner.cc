@@ -1,0 +1,195 @@
+#include "engine/batch_runner.h"
+
+#include <algorithm>
+#include <limits>
+#include <optional>
+#include <utility>
+
+#include "base/error.h"
+#include "text/chat_prompt.h"
+#include "text/utf8.h"
+
+namespace deepinfer {
+namespace {
+
+Error FirstOf(const std::vector<Error>& problems) {
+  Error all = problems.front();
+  for (size_t i = 1; i < problems.size(); ++i) all.message += " " + problems[i].message;
+  return all;
+}
+
+tl::unexpected<Error> WithField(Error error, std::string field) {
+  if (error.field.empty()) error.field = std::move(field);
+  return tl::unexpected<Error>(std::move(error));
+}
+
+Result<std::vector<int32_t>> ResolveText(const std::string& text, const Tokenizer& tokenizer) {
+  if (text.empty()) return Fail(Code::kInvalidArgument, "prompt is empty; at least one character is needed.", "prompt");
+  Result<std::vector<int32_t>> ids = tokenizer.Encode(text);
+  if (!ids.has_value()) return WithField(std::move(ids.error()), "prompt");
+  const std::optional<int32_t> bos = tokenizer.bos_id();
+  if (bos.has_value() && (ids->empty() || ids->front() != *bos)) ids->insert(ids->begin(), *bos);
+  return ids;
+}
+
+Result<std::vector<int32_t>> ResolveIds(const std::vector<int64_t>& ids, int64_t vocab_size) {
+  if (ids.empty()) {
+    return Fail(Code::kInvalidArgument, "prompt_token_ids is empty; at least one token is needed.", "prompt_token_ids");
+  }
+  std::vector<int32_t> tokens;
+  tokens.reserve(ids.size());
+  for (size_t i = 0; i < ids.size(); ++i) {
+    if (ids[i] < 0 || ids[i] >= vocab_size) {
+      const std::string field = fmt::format("prompt_token_ids[{}]", i);
+      return Fail(Code::kInvalidArgument,
+                  fmt::format("{} is {}; token ids of this model are 0 ... {}.", field, ids[i], vocab_size - 1), field);
+    }
+    tokens.push_back(static_cast<int32_t>(ids[i]));
+  }
+  return tokens;
+}
+
+Result<std::vector<int32_t>> ResolveChat(const Chat& chat, const Tokenizer& tokenizer) {
+  if (chat.messages.empty()) return Fail(Code::kInvalidArgument, "messages is empty; at least one is needed.", "messages");
+  std::vector<ChatMessage> messages;
+  for (const Message& message : chat.messages) {
+    messages.push_back({message.role, message.content, message.reasoning_content});
+  }
+  ChatOptions options;
+  options.mode = chat.thinking ? ThinkingMode::kThinking : ThinkingMode::kChat;
+  options.reasoning_effort = chat.reasoning_effort;
+  Result<std::vector<int32_t>> ids = EncodeChat(tokenizer, messages, options);
+  if (!ids.has_value()) return WithField(std::move(ids.error()), "messages");
+  return ids;
+}
+
+Status CheckTexts(const std::vector<std::string>& texts, const char* field) {
+  for (size_t i = 0; i < texts.size(); ++i) {
+    const std::optional<size_t> bad = FindInvalidUtf8(texts[i]);
+    if (!bad.has_value()) continue;
+    const std::string name = fmt::format("{}[{}]", field, i);
+    return Fail(Code::kInvalidArgument, fmt::format("{} is not UTF-8 at byte {}; only UTF-8 text can match.", name, *bad), name);
+  }
+  return {};
+}
+
+// Each forbidden text at the beginning of a word and inside of one.
+Status ResolveBadWords(const SamplingParams& params, const Tokenizer& tokenizer, std::vector<std::vector<int32_t>>* words) {
+  for (const std::vector<int64_t>& ids : params.bad_words_token_ids) words->emplace_back(ids.begin(), ids.end());
+  for (size_t i = 0; i < params.bad_words.size(); ++i) {
+    for (const char* space : {"", " "}) {
+      Result<std::vector<int32_t>> ids = tokenizer.Encode(space + params.bad_words[i]);
+      if (!ids.has_value()) return WithField(std::move(ids.error()), fmt::format("bad_words[{}]", i));
+      if (!ids->empty()) words->push_back(std::move(*ids));
+    }
+  }
+  return {};
+}
+
+Result<std::vector<int32_t>> ResolvePrompt(const Request& request, const Tokenizer& tokenizer, int64_t vocab_size) {
+  if (const auto* text = std::get_if<std::string>(&request.prompt)) return ResolveText(*text, tokenizer);
+  if (const auto* ids = std::get_if<std::vector<int64_t>>(&request.prompt)) return ResolveIds(*ids, vocab_size);
+  return ResolveChat(std::get<Chat>(request.prompt), tokenizer);
+}
+
+// The name under which the request gave its prompt.
+const char* PromptField(const Request& request) {
+  constexpr const char* kFields[] = {"prompt", "prompt_token_ids", "messages"};
+  return kFields[request.prompt.index()];
+}
+
+}  // namespace
+
+std::vector<int32_t> EndOfTurnIds(const Tokenizer& tokenizer, int64_t eos_id, int64_t vocab_size) {
+  std::vector<int32_t> ids = {static_cast<int32_t>(eos_id)};
+  const auto add = [&](std::optional<int32_t> id) {
+    if (id.has_value() && *id < vocab_size && std::find(ids.begin(), ids.end(), *id) == ids.end()) ids.push_back(*id);
+  };
+  add(tokenizer.bos_id());
+  for (const char* opening : {"<｜System｜>", "<｜User｜>", "<｜Assistant｜>"}) add(tokenizer.IdOf(opening));
+  return ids;
+}
+
+Result<EngineRequest> ResolveRequest(const Request& request, const Tokenizer& tokenizer, int64_t vocab_size,
+                                     const std::function<uint64_t()>& fresh_seed) {
+  const SamplingParams& params = request.sampling_params;
+  if (const std::vector<Error> problems = params.Validate(vocab_size); !problems.empty()) {
+    return tl::unexpected<Error>(FirstOf(problems));
+  }
+  DI_RETURN_IF_ERROR(CheckTexts(params.stop, "stop"));
+  EngineRequest resolved;
+  resolved.id = request.id;
+  resolved.params = params;
+  DI_RETURN_IF_ERROR(ResolveBadWords(params, tokenizer, &resolved.bad_words));
+  DI_ASSIGN_OR_RETURN(resolved.prompt, ResolvePrompt(request, tokenizer, vocab_size));
+  resolved.seed = params.seq_seed.has_value() ? *params.seq_seed : fresh_seed();
+  return resolved;
+}
+
+std::vector<RequestOutput> RunBatch(const BatchContext& context, std::span<const Request> requests,
+                                    const GenerateCallbacks& callbacks) {
+  std::vector<RequestOutput> outputs(requests.size());
+  std::vector<size_t> place_of;  // by the engine's request number
+  Progress progress;
+  progress.requests_total = static_cast<int64_t>(requests.size());
+  const auto finish = [&](size_t place, RequestOutput output) {
+    outputs[place] = std::move(output);
+    ++progress.requests_done;
+    if (callbacks.on_finished) callbacks.on_finished(place, outputs[place]);
+  };
+  const auto refuse = [&](size_t place, Error error) {
+    RequestOutput output;
+    output.id = requests[place].id;
+    output.error = std::move(error);
+    finish(place, std::move(output));
+  };
+
+  EngineEvents events;
+  events.on_delta = [&](int64_t request, int64_t completion, std::string_view text, std::span<const int32_t> token_ids,
+                        FinishReason reason) {
+    if (callbacks.on_text) callbacks.on_text({place_of[static_cast<size_t>(request)], completion, text, token_ids, reason});
+  };
+  events.on_finished = [&](int64_t request, RequestOutput output) {
+    finish(place_of[static_cast<size_t>(request)], std::move(output));
+  };
+  Engine engine(context.backend, context.tokenizer, context.options, std::move(events));
+
+  // Prompts are tokenised a little ahead of the model only, so that the first step does not wait for the whole list.
+  size_t next = 0;
+  const auto supply = [&] {
+    while (next < requests.size() && engine.num_waiting() < context.options.max_num_seqs) {
+      const size_t place = next++;
+      Result<EngineRequest> resolved =
+          ResolveRequest(requests[place], context.tokenizer, context.backend.vocab_size(), context.fresh_seed);
+      if (!resolved.has_value()) {
+        refuse(place, resolved.error());
+        continue;
+      }
+      const Result<int64_t> number = engine.Submit(std::move(*resolved));
+      if (number.has_value()) {
+        place_of.push_back(place);
+        continue;
+      }
+      Error error = number.error();
+      if (error.field == "prompt") error.field = PromptField(requests[place]);
+      refuse(place, std::move(error));
+    }
+  };
+  supply();
+  while (engine.Step()) {
+    progress.prompt_tokens = engine.counters().prompt_tokens;
+    progress.completion_tokens = engine.counters().completion_tokens;
+    progress.running = engine.num_running();
+    if (callbacks.on_progress && !callbacks.on_progress(progress)) {
+      engine.Abort();
+      while (next < requests.size()) {
+        refuse(next++, Error{Code::kCancelled, "the request was not started because the caller stopped the batch.", ""});
+      }
+      break;
+    }
+    supply();
+  }
+  return outputs;
+}
+
+}  // namespace deepinfer

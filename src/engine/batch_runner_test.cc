@@ -1,0 +1,167 @@
+#include "engine/batch_runner.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <limits>
+#include <set>
+
+#include "engine/fake_backend.h"
+
+namespace deepinfer {
+namespace {
+
+using ::testing::HasSubstr;
+
+const Tokenizer& TestTokenizer() {
+  static const Tokenizer tokenizer = *Tokenizer::Load(DI_TEST_DATA_DIR "/model/two/checkpoint/tokenizer.json");
+  return tokenizer;
+}
+
+class BatchRunnerTest : public ::testing::Test {
+ protected:
+  BatchRunnerTest() : backend(512, 8, 100, 4) {
+    options.max_model_len = 100;
+    options.max_num_seqs = 4;
+    options.max_num_batched_tokens = 16;
+    options.end_ids = EndOfTurnIds(TestTokenizer(), 1, 512);
+  }
+
+  std::vector<RequestOutput> RunAll(const std::vector<Request>& requests, const GenerateCallbacks& callbacks = {}) {
+    return RunBatch({backend, TestTokenizer(), options, [this] { return ++fresh_seeds; }}, requests, callbacks);
+  }
+
+  FakeBackend backend;
+  EngineOptions options;
+  uint64_t fresh_seeds = 1000;
+};
+
+Request Text(std::string id, std::string text) {
+  Request request;
+  request.id = std::move(id);
+  request.prompt = std::move(text);
+  request.sampling_params.max_tokens = 5;
+  request.sampling_params.ignore_eos = true;
+  return request;
+}
+
+TEST_F(BatchRunnerTest, EveryRequestGetsOneOutputInOrder) {
+  std::vector<Request> requests;
+  for (int i = 0; i < 50; ++i) {
+    requests.push_back(Text(std::to_string(i), std::string(static_cast<size_t>(i % 9) + 1, 'a')));
+    requests.back().sampling_params.max_tokens = 1 + i % 11;
+    if (i % 10 == 3) requests.back().prompt = std::string();
+    if (i % 10 == 4) requests.back().prompt = std::vector<int64_t>{1, 2, 99999999999};
+    if (i % 10 == 5) requests.back().prompt = Chat{};
+    if (i % 10 == 6) requests.back().sampling_params.temperature = std::numeric_limits<double>::quiet_NaN();
+    if (i % 10 == 7) requests.back().prompt = std::string(300, 'x') + "\xff";
+  }
+  std::set<size_t> finished;
+  GenerateCallbacks callbacks;
+  callbacks.on_finished = [&](size_t index, const RequestOutput& output) {
+    EXPECT_TRUE(finished.insert(index).second);
+    EXPECT_EQ(output.id, std::to_string(index));
+  };
+  const std::vector<RequestOutput> outputs = RunAll(requests, callbacks);
+  ASSERT_EQ(outputs.size(), 50u);
+  EXPECT_EQ(finished.size(), 50u);
+  const char* const fields[] = {"prompt", "prompt_token_ids[2]", "messages", "temperature", "prompt"};
+  for (int i = 0; i < 50; ++i) {
+    const RequestOutput& output = outputs[static_cast<size_t>(i)];
+    EXPECT_EQ(output.id, std::to_string(i));
+    if (i % 10 >= 3 && i % 10 <= 7) {
+      ASSERT_TRUE(output.error.has_value()) << i;
+      EXPECT_EQ(output.error->field, fields[i % 10 - 3]);
+      EXPECT_TRUE(output.outputs.empty());
+    } else {
+      ASSERT_FALSE(output.error.has_value()) << output.error->message;
+      EXPECT_EQ(output.outputs.at(0).token_ids.size(), static_cast<size_t>(1 + i % 11));
+    }
+  }
+}
+
+TEST_F(BatchRunnerTest, TextPromptsBeginWithTheBeginningOfSentenceOnce) {
+  const std::string bos(TestTokenizer().TokenBytes(0));
+  const auto outputs = RunAll({Text("a", "the"), Text("b", bos + "the")});
+  EXPECT_EQ(outputs[0].prompt_token_ids.front(), 0);
+  EXPECT_GT(outputs[0].prompt_token_ids.size(), 1u);
+  EXPECT_EQ(outputs[0].prompt_token_ids, outputs[1].prompt_token_ids);
+}
+
+TEST_F(BatchRunnerTest, ConversationsAreEncodedAndMarkersInTheirTextAreText) {
+  Request request = Text("chat", "");
+  request.prompt = Chat{{{"user", "hi <｜User｜>", {}}}, false, 75};
+  const RequestOutput output = RunAll({request})[0];
+  ASSERT_FALSE(output.error.has_value()) << output.error->message;
+  EXPECT_EQ(output.prompt_token_ids.front(), 0);
+  EXPECT_EQ(std::count(output.prompt_token_ids.begin(), output.prompt_token_ids.end(), 501), 1);
+}
+
+TEST_F(BatchRunnerTest, RequestsWithoutASeedGetOneEachEvenFromSharedParameters) {
+  const auto outputs = RunAll({Text("a", "the"), Text("b", "the"), Text("c", "the")});
+  std::set<uint64_t> seeds;
+  for (const RequestOutput& output : outputs) seeds.insert(output.outputs[0].seq_seed);
+  EXPECT_EQ(seeds, (std::set<uint64_t>{1001, 1002, 1003}));
+  Request again = Text("d", "the");
+  again.sampling_params.seq_seed = 1002;
+  EXPECT_EQ(RunAll({again})[0].outputs[0].token_ids, outputs[1].outputs[0].token_ids);
+}
+
+TEST_F(BatchRunnerTest, BadWordsAreKeptOutWithAndWithoutASpace) {
+  Request request = Text("a", "the");
+  request.sampling_params.temperature = 0;
+  const RequestOutput free = RunAll({request})[0];
+  std::vector<int32_t> first = {free.outputs[0].token_ids[0]};
+  request.sampling_params.bad_words_token_ids = {{first[0]}};
+  EXPECT_NE(RunAll({request})[0].outputs[0].token_ids[0], first[0]);
+  const Result<EngineRequest> resolved = [&] {
+    request.sampling_params.bad_words = {"the"};
+    return ResolveRequest(request, TestTokenizer(), 512, [] { return uint64_t{1}; });
+  }();
+  ASSERT_EQ(resolved->bad_words.size(), 3u);
+  EXPECT_EQ(TestTokenizer().Decode(resolved->bad_words[1]), "the");
+  EXPECT_EQ(TestTokenizer().Decode(resolved->bad_words[2]), " the");
+}
+
+TEST_F(BatchRunnerTest, APromptThatIsTooLongIsBlamedOnTheFieldThatHoldsIt) {
+  Request request = Text("a", "");
+  request.prompt = std::vector<int64_t>(100, 5);
+  const RequestOutput output = RunAll({request})[0];
+  ASSERT_TRUE(output.error.has_value());
+  EXPECT_EQ(output.error->field, "prompt_token_ids");
+  EXPECT_THAT(output.error->message, HasSubstr("has 100 tokens, but the context limit is 100"));
+}
+
+TEST_F(BatchRunnerTest, StoppingEndsWhatRunsAndRefusesTheRest) {
+  std::vector<Request> requests(20, Text("x", "the"));
+  GenerateCallbacks callbacks;
+  int steps = 0;
+  callbacks.on_progress = [&](const Progress& progress) {
+    EXPECT_EQ(progress.requests_total, 20);
+    return ++steps < 3;
+  };
+  const auto outputs = RunAll(requests, callbacks);
+  EXPECT_EQ(outputs[0].outputs.at(0).finish_reason, FinishReason::kAbort);
+  EXPECT_EQ(outputs[0].outputs[0].token_ids.size(), 3u);
+  ASSERT_TRUE(outputs[19].error.has_value());
+  EXPECT_EQ(outputs[19].error->code, Code::kCancelled);
+}
+
+TEST_F(BatchRunnerTest, EndOfTurnIdsHaveTheMarkersThatBeginATurn) {
+  EXPECT_EQ(options.end_ids, (std::vector<int32_t>{1, 0, 500, 501, 502}));
+  EXPECT_EQ(EndOfTurnIds(TestTokenizer(), 1, 501), (std::vector<int32_t>{1, 0, 500}));
+}
+
+TEST(LLMOptions, EveryProblemIsReported) {
+  LLMOptions llm_options;
+  llm_options.num_threads = -1;
+  llm_options.max_num_seqs = 0;
+  const std::vector<Error> problems = llm_options.Validate();
+  ASSERT_EQ(problems.size(), 3u);
+  EXPECT_EQ(problems[0].field, "model_dir");
+  EXPECT_EQ(problems[1].field, "num_threads");
+  EXPECT_THAT(problems[2].message, HasSubstr("max_num_seqs is 0; allowed are 1 ... 4096."));
+}
+
+}  // namespace
+}  // namespace deepinfer

@@ -1,0 +1,409 @@
+#include "engine/engine.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <limits>
+#include <map>
+#include <random>
+#include <set>
+
+#include "engine/fake_backend.h"
+#include "sample/philox.h"
+
+namespace deepinfer {
+namespace {
+
+using ::testing::HasSubstr;
+constexpr int64_t kVocab = 512;
+constexpr float kInf = std::numeric_limits<float>::infinity();
+
+const Tokenizer& TestTokenizer() {
+  static const Tokenizer tokenizer = *Tokenizer::Load(DI_TEST_DATA_DIR "/model/two/checkpoint/tokenizer.json");
+  return tokenizer;
+}
+
+EngineOptions SmallOptions() {
+  EngineOptions options;
+  options.max_model_len = 200;
+  options.max_num_seqs = 8;
+  options.max_num_batched_tokens = 32;
+  options.max_prompt_logit_rows = 8;
+  options.end_ids = {1, 0};
+  return options;
+}
+
+struct Outcome {
+  std::map<int64_t, RequestOutput> outputs;
+  std::map<std::pair<int64_t, int64_t>, std::string> streamed;
+  std::map<std::pair<int64_t, int64_t>, int> final_events;
+  EngineCounters counters;
+};
+
+class EngineRun {
+ public:
+  EngineRun(FakeBackend& backend, EngineOptions options) {
+    EngineEvents events;
+    events.on_delta = [this](int64_t request, int64_t completion, std::string_view text, std::span<const int32_t> ids,
+                             FinishReason reason) {
+      outcome_.streamed[{request, completion}] += text;
+      ids_[{request, completion}].insert(ids_[{request, completion}].end(), ids.begin(), ids.end());
+      if (reason != FinishReason::kNone) ++outcome_.final_events[{request, completion}];
+    };
+    events.on_finished = [this](int64_t request, RequestOutput output) {
+      EXPECT_EQ(outcome_.outputs.count(request), 0u) << "a request finished twice";
+      outcome_.outputs[request] = std::move(output);
+    };
+    engine = std::make_unique<Engine>(backend, TestTokenizer(), std::move(options), std::move(events));
+  }
+
+  Outcome Finish() {
+    int64_t steps = 0;
+    while (engine->Step()) {
+      if (++steps == 20'000) {
+        ADD_FAILURE() << "no progress";
+        break;
+      }
+    }
+    outcome_.counters = engine->counters();
+    for (const auto& [request, output] : outcome_.outputs) {
+      int64_t tokens = 0;
+      for (const CompletionOutput& completion : output.outputs) {
+        const std::pair<int64_t, int64_t> key = {request, completion.index};
+        EXPECT_EQ(outcome_.streamed[key], completion.text);
+        EXPECT_EQ(ids_[key], completion.token_ids);
+        EXPECT_EQ(outcome_.final_events[key], 1);
+        tokens += static_cast<int64_t>(completion.token_ids.size());
+      }
+      EXPECT_EQ(output.usage.completion_tokens, tokens);
+    }
+    return outcome_;
+  }
+
+  std::unique_ptr<Engine> engine;
+
+ private:
+  Outcome outcome_;
+  std::map<std::pair<int64_t, int64_t>, std::vector<int32_t>> ids_;
+};
+
+EngineRequest Ask(std::vector<int32_t> prompt, int64_t max_tokens, uint64_t seed = 1) {
+  EngineRequest request;
+  request.id = "r";
+  request.prompt = std::move(prompt);
+  request.params.max_tokens = max_tokens;
+  request.params.ignore_eos = true;
+  request.seed = seed;
+  return request;
+}
+
+std::vector<EngineRequest> MixedRequests(int count) {
+  std::mt19937 rng(17);
+  std::vector<EngineRequest> requests;
+  for (int i = 0; i < count; ++i) {
+    std::vector<int32_t> prompt(1 + rng() % 90);
+    for (int32_t& id : prompt) id = static_cast<int32_t>(rng() % kVocab);
+    EngineRequest request = Ask(prompt, 1 + static_cast<int64_t>(rng() % 60), rng());
+    if (i % 3 == 0) request.params.temperature = 0;
+    if (i % 4 == 0) request.params.repetition_penalty = 1.3;
+    if (i % 5 == 0) request.params.prompt_logprobs = 2;
+    if (i % 6 == 0) request.params.ignore_eos = false;
+    if (i % 7 == 0) request.params.n = 3;
+    requests.push_back(request);
+  }
+  return requests;
+}
+
+RequestOutput Alone(EngineRequest request) {
+  FakeBackend backend(kVocab, 8, 100, 8);
+  EngineRun run(backend, SmallOptions());
+  EXPECT_TRUE(run.engine->Submit(std::move(request)).has_value());
+  return run.Finish().outputs.at(0);
+}
+
+void ExpectSame(const RequestOutput& a, const RequestOutput& b) {
+  ASSERT_EQ(a.outputs.size(), b.outputs.size());
+  const auto same = [](const std::vector<TokenLogprobs>& x, const std::vector<TokenLogprobs>& y) {
+    if (x.size() != y.size()) return false;
+    for (size_t i = 0; i < x.size(); ++i) {
+      if (x[i].logprob != y[i].logprob || x[i].rank != y[i].rank || x[i].top.size() != y[i].top.size()) return false;
+    }
+    return true;
+  };
+  for (size_t i = 0; i < a.outputs.size(); ++i) {
+    EXPECT_EQ(a.outputs[i].token_ids, b.outputs[i].token_ids);
+    EXPECT_EQ(a.outputs[i].text, b.outputs[i].text);
+    EXPECT_EQ(a.outputs[i].finish_reason, b.outputs[i].finish_reason);
+    EXPECT_TRUE(same(a.outputs[i].logprobs, b.outputs[i].logprobs));
+  }
+  EXPECT_TRUE(same(a.prompt_logprobs, b.prompt_logprobs));
+}
+
+TEST(Engine, ARequestsOutputDoesNotDependOnItsNeighbours) {
+  const std::vector<EngineRequest> requests = MixedRequests(40);
+  FakeBackend backend(kVocab, 8, 400, 8);
+  EngineRun run(backend, SmallOptions());
+  for (const EngineRequest& request : requests) ASSERT_TRUE(run.engine->Submit(request).has_value());
+  const Outcome outcome = run.Finish();
+  ASSERT_EQ(outcome.outputs.size(), requests.size());
+  for (size_t i = 0; i < requests.size(); ++i) {
+    ExpectSame(outcome.outputs.at(static_cast<int64_t>(i)), Alone(requests[i]));
+  }
+  EXPECT_LE(backend.max_rows_seen(), 32);
+  EXPECT_EQ(backend.max_sequences_seen(), 8);
+  EXPECT_LE(backend.max_logit_rows_seen(), 8 + 8);
+}
+
+TEST(Engine, PreemptedSequencesResumeWithTheSameTokens) {
+  const std::vector<EngineRequest> requests = MixedRequests(30);
+  FakeBackend backend(kVocab, 8, 25, 8);  // exactly one sequence of full length
+  EngineRun run(backend, SmallOptions());
+  for (const EngineRequest& request : requests) ASSERT_TRUE(run.engine->Submit(request).has_value());
+  const Outcome outcome = run.Finish();
+  EXPECT_GT(outcome.counters.preemptions, 0);
+  EXPECT_GT(outcome.counters.recomputed_tokens, 0);
+  int64_t prompt_tokens = 0;
+  for (size_t i = 0; i < requests.size(); ++i) {
+    ExpectSame(outcome.outputs.at(static_cast<int64_t>(i)), Alone(requests[i]));
+    prompt_tokens += static_cast<int64_t>(requests[i].prompt.size()) * requests[i].params.n;
+  }
+  EXPECT_EQ(outcome.counters.prompt_tokens, prompt_tokens);
+}
+
+TEST(Engine, EverySplitOfThePromptGivesTheSameOutput) {
+  std::vector<int32_t> prompt(60);
+  for (size_t i = 0; i < prompt.size(); ++i) prompt[i] = static_cast<int32_t>(i * 7 % kVocab);
+  EngineRequest request = Ask(prompt, 10);
+  request.params.prompt_logprobs = 3;
+  const RequestOutput expected = Alone(request);
+  EXPECT_EQ(expected.prompt_logprobs.size(), 59u);
+  for (int64_t rows = 1; rows <= 64; rows += 3) {
+    EngineOptions options = SmallOptions();
+    options.max_num_seqs = 1;
+    options.max_num_batched_tokens = rows;
+    options.max_prompt_logit_rows = 1 + rows % 5;
+    FakeBackend backend(kVocab, 8, 100, 1);
+    EngineRun run(backend, options);
+    ASSERT_TRUE(run.engine->Submit(request).has_value());
+    ExpectSame(run.Finish().outputs.at(0), expected);
+  }
+}
+
+TEST(Engine, CompletionsOfOneRequestDifferAndRepeat) {
+  EngineRequest request = Ask({5, 6}, 12, 77);
+  request.params.n = 6;
+  const RequestOutput output = Alone(request);
+  std::set<std::vector<int32_t>> distinct;
+  for (const CompletionOutput& completion : output.outputs) {
+    distinct.insert(completion.token_ids);
+    EXPECT_EQ(completion.seq_seed, CompletionSeed(77, completion.index));
+    // The reported seed alone reproduces the completion.
+    EXPECT_EQ(Alone(Ask({5, 6}, 12, completion.seq_seed)).outputs[0].token_ids, completion.token_ids);
+  }
+  EXPECT_EQ(distinct.size(), 6u);
+  ExpectSame(Alone(request), output);
+}
+
+TEST(Engine, ManyCompletionsRunInWaves) {
+  EngineRequest request = Ask({5, 6}, 8);
+  request.params.n = 512;
+  FakeBackend backend(kVocab, 8, 26, 4);
+  EngineRun run(backend, SmallOptions());
+  ASSERT_TRUE(run.engine->Submit(request).has_value());
+  const Outcome outcome = run.Finish();
+  EXPECT_EQ(outcome.outputs.at(0).usage.completion_tokens, 512 * 8);
+}
+
+// Makes the model continue with `script` whatever the prompt was.
+void Script(FakeBackend& backend, int64_t prompt_tokens, std::vector<int32_t> script) {
+  backend.set_shape([prompt_tokens, script](std::span<const int32_t> tokens, std::span<float> row) {
+    const int64_t place = static_cast<int64_t>(tokens.size()) - prompt_tokens;
+    if (place >= 0 && place < static_cast<int64_t>(script.size())) row[static_cast<size_t>(script[static_cast<size_t>(place)])] = 50;
+  });
+}
+
+RequestOutput RunScript(const std::vector<int32_t>& script, EngineRequest request) {
+  FakeBackend backend(kVocab, 8, 100, 8);
+  Script(backend, static_cast<int64_t>(request.prompt.size()), script);
+  EngineRun run(backend, SmallOptions());
+  EXPECT_TRUE(run.engine->Submit(std::move(request)).has_value());
+  return run.Finish().outputs.at(0);
+}
+
+std::vector<int32_t> TextIds(const std::string& text) {
+  return *TestTokenizer().Encode(text);
+}
+
+TEST(Engine, EndTokensEndTheOutputAndLeaveNoText) {
+  EngineRequest request = Ask({9}, 50);
+  request.params.ignore_eos = false;
+  std::vector<int32_t> script = TextIds("the end");
+  script.push_back(0);  // the second of the end ids
+  const CompletionOutput output = RunScript(script, request).outputs[0];
+  EXPECT_EQ(output.finish_reason, FinishReason::kStop);
+  EXPECT_EQ(std::get<int64_t>(output.stop_reason), 0);
+  EXPECT_EQ(output.text, "the end");
+  EXPECT_EQ(output.token_ids, script);
+  EXPECT_EQ(output.logprobs.size(), script.size());
+}
+
+TEST(Engine, IgnoreEosIgnoresEveryEndTokenButNotTheUsersOwn) {
+  EngineRequest request = Ask({9}, 6);
+  const std::vector<int32_t> script = {1, 0, 300, 1, 301, 302};
+  EXPECT_EQ(RunScript(script, request).outputs[0].token_ids, script);
+  EXPECT_EQ(RunScript(script, request).outputs[0].finish_reason, FinishReason::kLength);
+  request.params.stop_token_ids = {301};
+  const CompletionOutput output = RunScript(script, request).outputs[0];
+  EXPECT_EQ(output.token_ids.size(), 5u);
+  EXPECT_EQ(std::get<int64_t>(output.stop_reason), 301);
+}
+
+TEST(Engine, MinTokensSuppressesEveryEndToken) {
+  EngineRequest request = Ask({9}, 50);
+  request.params.ignore_eos = false;
+  request.params.stop_token_ids = {300};
+  request.params.min_tokens = 4;
+  request.params.temperature = 0;
+  const CompletionOutput output = RunScript({1, 0, 300, 1, 1}, request).outputs[0];
+  EXPECT_EQ(output.token_ids.size(), 5u);
+  EXPECT_EQ(output.token_ids.back(), 1);
+  for (size_t i = 0; i < 4; ++i) {
+    EXPECT_TRUE(output.token_ids[i] != 1 && output.token_ids[i] != 0 && output.token_ids[i] != 300);
+  }
+}
+
+TEST(Engine, StopStringsAcrossTokensEndTheText) {
+  EngineRequest request = Ask({9}, 50);
+  request.params.stop = {"quick br", "zzz"};
+  const std::vector<int32_t> script = TextIds("The quick brown fox");
+  const CompletionOutput output = RunScript(script, request).outputs[0];
+  EXPECT_EQ(output.text, "The ");
+  EXPECT_EQ(output.finish_reason, FinishReason::kStop);
+  EXPECT_EQ(std::get<std::string>(output.stop_reason), "quick br");
+  EXPECT_LT(output.token_ids.size(), script.size());
+}
+
+TEST(Engine, OutputHasExactlyMaxTokensTokens) {
+  for (const int64_t max_tokens : {1, 5, 20}) {
+    const RequestOutput output = Alone(Ask({3, 4, 5}, max_tokens));
+    EXPECT_EQ(static_cast<int64_t>(output.outputs[0].token_ids.size()), max_tokens);
+    EXPECT_EQ(output.outputs[0].finish_reason, FinishReason::kLength);
+    EXPECT_EQ(output.usage.prompt_tokens, 3);
+  }
+}
+
+TEST(Engine, TheContextLimitIsUsedToTheLastToken) {
+  for (const int64_t prompt_tokens : {1, 150, 198, 199}) {
+    EngineRequest request = Ask(std::vector<int32_t>(static_cast<size_t>(prompt_tokens), 7), 0);
+    request.params.max_tokens.reset();
+    const RequestOutput output = Alone(request);
+    EXPECT_EQ(output.usage.completion_tokens, 200 - prompt_tokens);
+    EXPECT_EQ(output.outputs[0].finish_reason, FinishReason::kLength);
+  }
+}
+
+TEST(Engine, ZeroMaxTokensScoresThePrompt) {
+  EngineRequest request = Ask(std::vector<int32_t>(200, 7), 0);
+  request.params.prompt_logprobs = 0;
+  request.params.n = 2;
+  const RequestOutput output = Alone(request);
+  EXPECT_EQ(output.prompt_logprobs.size(), 199u);
+  EXPECT_EQ(output.usage.completion_tokens, 0);
+  EXPECT_EQ(output.outputs[1].finish_reason, FinishReason::kLength);
+}
+
+TEST(Engine, ImpossibleRequestsAreRefusedWithASentenceAndNothingIsQueued) {
+  FakeBackend backend(kVocab, 8, 10, 8);
+  EngineRun run(backend, SmallOptions());
+  const auto message = [&](EngineRequest request) {
+    const Result<int64_t> number = run.engine->Submit(std::move(request));
+    return number.has_value() ? std::string("accepted") : number.error().field + ": " + number.error().message;
+  };
+  EXPECT_THAT(message(Ask({}, 1)), HasSubstr("the prompt has no tokens"));
+  EXPECT_THAT(message(Ask({3, -1}, 1)), HasSubstr("prompt_token_ids[1]: prompt token 1 is -1; token ids of this model are 0 ... 511."));
+  EXPECT_THAT(message(Ask({512}, 1)), HasSubstr("512"));
+  EXPECT_THAT(message(Ask(std::vector<int32_t>(80, 3), 1)), HasSubstr("has 80 tokens, but the cache memory holds 80 tokens"));
+  EngineRequest bad = Ask({3}, 1);
+  bad.params.temperature = std::numeric_limits<double>::quiet_NaN();
+  bad.params.stop_token_ids = {512};
+  EXPECT_THAT(message(bad), HasSubstr("temperature: temperature is nan"));
+  EXPECT_THAT(message(bad), HasSubstr("stop_token_ids[0] is 512"));
+  EXPECT_FALSE(run.engine->Step());
+}
+
+TEST(Engine, ARowThatCannotBeSampledEndsItsCompletionOnly) {
+  FakeBackend backend(kVocab, 8, 100, 8);
+  backend.set_shape([](std::span<const int32_t> tokens, std::span<float> row) {
+    if (tokens[0] == 11 && tokens.size() == 3) row[5] = std::numeric_limits<float>::quiet_NaN();
+    if (tokens[0] == 12 && tokens.size() == 2) std::fill(row.begin(), row.end(), -kInf);
+  });
+  EngineRun run(backend, SmallOptions());
+  for (const int32_t first : {10, 11, 12, 13}) ASSERT_TRUE(run.engine->Submit(Ask({first}, 6)).has_value());
+  const Outcome outcome = run.Finish();
+  ExpectSame(outcome.outputs.at(0), Alone(Ask({10}, 6)));
+  ExpectSame(outcome.outputs.at(3), Alone(Ask({13}, 6)));
+  const CompletionOutput& nan = outcome.outputs.at(1).outputs[0];
+  EXPECT_EQ(nan.finish_reason, FinishReason::kError);
+  EXPECT_EQ(nan.token_ids.size(), 2u);
+  EXPECT_THAT(nan.error->message, HasSubstr("logit of token 5 is nan"));
+  EXPECT_THAT(outcome.outputs.at(2).outputs[0].error->message, HasSubstr("no token can be sampled"));
+}
+
+TEST(Engine, AFailedStepEndsTheRequestsInItAndTheOthersGoOn) {
+  FakeBackend backend(kVocab, 8, 100, 2);
+  backend.set_failing_step(1);
+  EngineRun run(backend, SmallOptions());
+  for (int i = 0; i < 4; ++i) ASSERT_TRUE(run.engine->Submit(Ask({10 + i}, 6)).has_value());
+  const Outcome outcome = run.Finish();
+  EXPECT_THAT(outcome.outputs.at(0).outputs[0].error->message, HasSubstr("failed as told"));
+  EXPECT_EQ(outcome.outputs.at(1).outputs[0].finish_reason, FinishReason::kError);
+  EXPECT_EQ(outcome.outputs.at(2).outputs[0].finish_reason, FinishReason::kLength);
+  EXPECT_EQ(outcome.outputs.at(3).outputs[0].token_ids.size(), 6u);
+}
+
+TEST(Engine, AbortReportsTheOutputSoFar) {
+  FakeBackend backend(kVocab, 8, 100, 1);
+  EngineRun run(backend, SmallOptions());
+  ASSERT_TRUE(run.engine->Submit(Ask({10}, 50)).has_value());
+  ASSERT_TRUE(run.engine->Submit(Ask({11}, 50)).has_value());
+  for (int i = 0; i < 5; ++i) run.engine->Step();
+  run.engine->Abort();
+  const Outcome outcome = run.Finish();
+  EXPECT_EQ(outcome.outputs.at(0).outputs[0].finish_reason, FinishReason::kAbort);
+  EXPECT_EQ(outcome.outputs.at(0).outputs[0].token_ids.size(), 5u);
+  EXPECT_EQ(outcome.outputs.at(1).outputs[0].token_ids.size(), 0u);
+  EXPECT_EQ(backend.num_free_slots(), 1);
+}
+
+TEST(Engine, TimingsComeFromTheClock) {
+  FakeBackend backend(kVocab, 8, 100, 8);
+  double now = 100;
+  EngineOptions options = SmallOptions();
+  options.clock = [&now] { return now; };
+  EngineRun run(backend, options);
+  ASSERT_TRUE(run.engine->Submit(Ask(std::vector<int32_t>(40, 5), 3)).has_value());
+  now = 102;
+  do {
+    now += 0.5;
+  } while (run.engine->Step());
+  const Timings timings = run.Finish().outputs.at(0).timings;
+  EXPECT_EQ(timings.queue_seconds, 2.5);
+  EXPECT_EQ(timings.first_token_seconds, 3.0);  // two steps of at most 32 rows
+  EXPECT_EQ(timings.total_seconds, 4.0);
+}
+
+TEST(Engine, ALongPromptDoesNotHoldUpRunningOutputs) {
+  FakeBackend backend(kVocab, 8, 100, 8);
+  EngineRun run(backend, SmallOptions());
+  ASSERT_TRUE(run.engine->Submit(Ask({10}, 20)).has_value());
+  run.engine->Step();
+  ASSERT_TRUE(run.engine->Submit(Ask(std::vector<int32_t>(190, 5), 1)).has_value());
+  const int64_t before = run.engine->counters().completion_tokens;
+  for (int i = 0; i < 5; ++i) run.engine->Step();
+  EXPECT_EQ(run.engine->counters().completion_tokens - before, 5);
+  EXPECT_EQ(backend.max_rows_seen(), 32);
+  run.Finish();
+}
+
+}  // namespace
+}  // namespace deepinfer

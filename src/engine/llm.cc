@@ -1,0 +1,99 @@
+#include "deepinfer/llm.h"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <random>
+#include <utility>
+
+#include "base/error.h"
+#include "engine/batch_runner.h"
+#include "engine/executor_backend.h"
+#include "runtime/executor.h"
+#include "text/tokenizer.h"
+
+namespace deepinfer {
+
+struct LLM::Impl {
+  Tokenizer tokenizer;
+  std::unique_ptr<Executor> executor;
+  ExecutorBackend backend;
+  EngineOptions engine_options;
+  int64_t max_model_len = 0;
+
+  Impl(Tokenizer loaded_tokenizer, std::unique_ptr<Executor> loaded_executor)
+      : tokenizer(std::move(loaded_tokenizer)), executor(std::move(loaded_executor)), backend(*executor) {
+  }
+};
+
+LLM::LLM() = default;
+LLM::~LLM() = default;
+
+Result<std::unique_ptr<LLM>> LLM::Load(const LLMOptions& options) {
+  if (const std::vector<Error> problems = options.Validate(); !problems.empty()) {
+    Error all = problems.front();
+    for (size_t i = 1; i < problems.size(); ++i) all.message += " " + problems[i].message;
+    return tl::unexpected<Error>(std::move(all));
+  }
+  // The configuration first: what is wrong with a directory is explained there.
+  DI_ASSIGN_OR_RETURN(const ModelConfig config, LoadModelConfig(options.model_dir));
+  DI_ASSIGN_OR_RETURN(Tokenizer tokenizer, Tokenizer::Load(options.model_dir + "/tokenizer.json"));
+  if (tokenizer.vocab_size() > config.vocab_size) {
+    return Fail(Code::kInvalidArgument,
+                fmt::format("{}/tokenizer.json has {} tokens, more than the {} of config.json (vocab_size); the files belong to "
+                            "different models.",
+                            options.model_dir, tokenizer.vocab_size(), config.vocab_size));
+  }
+  if (options.max_model_len > config.max_position_embeddings) {
+    return Fail(Code::kInvalidArgument,
+                fmt::format("max_model_len is {}; this model supports at most {} (max_position_embeddings).",
+                            options.max_model_len, config.max_position_embeddings),
+                "max_model_len");
+  }
+  ExecutorOptions executor_options;
+  executor_options.model_dir = options.model_dir;
+  executor_options.numerics =
+      options.numerics == NumericsProfile::kReference ? Numerics::kReference : Numerics::kProduction;
+  executor_options.num_threads = options.num_threads;
+  executor_options.max_sequences = options.max_num_seqs;
+  executor_options.cache_tokens = options.cache_tokens;
+  DI_ASSIGN_OR_RETURN(std::unique_ptr<Executor> executor, Executor::Create(executor_options));
+
+  std::unique_ptr<LLM> llm(new LLM());
+  llm->impl_ = std::make_unique<Impl>(std::move(tokenizer), std::move(executor));
+  Impl& impl = *llm->impl_;
+  EngineOptions& engine = impl.engine_options;
+  engine.max_model_len = options.max_model_len > 0 ? options.max_model_len : config.max_position_embeddings;
+  engine.max_num_seqs = std::min(options.max_num_seqs, impl.backend.num_slots());
+  engine.max_num_batched_tokens = options.max_num_batched_tokens;
+  engine.end_ids = EndOfTurnIds(impl.tokenizer, config.eos_token_id, config.vocab_size);
+  impl.max_model_len = std::min(engine.max_model_len, impl.backend.num_blocks() * impl.backend.block_tokens());
+  return llm;
+}
+
+std::vector<RequestOutput> LLM::Generate(std::span<const Request> requests, const GenerateCallbacks& callbacks) {
+  std::random_device entropy;
+  const BatchContext context{impl_->backend, impl_->tokenizer, impl_->engine_options,
+                             [&entropy] { return (uint64_t{entropy()} << 32) | entropy(); }};
+  return RunBatch(context, requests, callbacks);
+}
+
+Result<std::vector<int32_t>> LLM::Encode(std::string_view text, bool parse_special) const {
+  EncodeOptions options;
+  options.parse_special = parse_special;
+  return impl_->tokenizer.Encode(text, options);
+}
+
+std::string LLM::Decode(std::span<const int32_t> ids, bool skip_special_tokens) const {
+  return impl_->tokenizer.Decode(ids, skip_special_tokens);
+}
+
+int64_t LLM::vocab_size() const {
+  return impl_->backend.vocab_size();
+}
+
+int64_t LLM::max_model_len() const {
+  return impl_->max_model_len;
+}
+
+}  // namespace deepinfer
