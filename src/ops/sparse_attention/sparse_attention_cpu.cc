@@ -31,7 +31,7 @@ namespace {
 
 constexpr int64_t kHeadTile = 4;
 constexpr int64_t kKeyTile = 3;
-constexpr int64_t kKeyGroup = 9;
+constexpr int64_t kKeyGroup = 12;
 constexpr int64_t kVectorTile = 3;
 
 using F32x8 = hn::FixedTag<float, 8>;
