@@ -5,6 +5,7 @@ find_path(FMT_INCLUDE_DIR fmt/format-inl.h REQUIRED) # compiled into our own arc
 find_package(nlohmann_json REQUIRED)
 find_package(CLI11 REQUIRED)
 find_package(simdjson REQUIRED)
+find_package(hwy REQUIRED) # headers only: portable vectors of src/ops
 
 if(DI_BUILD_TESTS)
   find_package(GTest REQUIRED)

@@ -1,4 +1,11 @@
+// Choosing the best entries of a row: radix selection on the bits of fp32 scores.
+//
+// Bound by three passes over the scores (12 bytes read per entry). A score becomes an unsigned key in the same order. A histogram of the
+// keys' upper 11 bits finds the bin of the k-th best; the keys of that bin alone are refined by their other bits; a last pass writes
+// the chosen indices in ascending order, the ties of the k-th value first come first served. No index array is moved.
 #include <algorithm>
+#include <array>
+#include <bit>
 #include <cmath>
 #include <limits>
 #include <numeric>
@@ -6,6 +13,56 @@
 #include "ops/indexer/indexer_impl.h"
 
 namespace deepinfer {
+namespace {
+
+// Ascending in the score; both zeros are equal, NaN is the lowest of all together with -inf.
+uint32_t OrderedKey(float score) {
+  const uint32_t bits = std::bit_cast<uint32_t>(score + 0.0f);  // -0 becomes +0
+  const uint32_t key = (bits & 0x80000000u) != 0 ? ~bits : bits | 0x80000000u;
+  constexpr uint32_t kLowest = 0x007fffffu;   // key of -inf
+  constexpr uint32_t kHighest = 0xff800000u;  // key of +inf
+  return key < kLowest || key > kHighest ? kLowest : key;
+}
+
+constexpr int kUpperBits = 11;
+constexpr int kLowerShift = 32 - kUpperBits;
+
+// Value of the k-th largest key (k >= 1) and how many of the keys equal to it belong to the k largest.
+struct Threshold {
+  uint32_t key;
+  int64_t equal;
+};
+
+// Among `keys`, which agree in all bits above `shift + bits`.
+Threshold SelectKey(std::vector<uint32_t>* keys, int64_t k, int shift) {
+  while (shift > 0) {
+    const int bits = std::min(kUpperBits, shift);
+    shift -= bits;
+    std::array<int64_t, size_t{1} << kUpperBits> histogram = {};
+    const uint32_t mask = (1u << bits) - 1u;
+    for (uint32_t key : *keys) ++histogram[(key >> shift) & mask];
+    uint32_t bin = mask;
+    while (histogram[bin] < k) k -= histogram[bin--];
+    std::erase_if(*keys, [&](uint32_t key) { return ((key >> shift) & mask) != bin; });
+  }
+  return {keys->front(), k};
+}
+
+Threshold FindThreshold(std::span<const float> scores, int64_t k) {
+  std::array<int64_t, size_t{1} << kUpperBits> histogram = {};
+  for (float score : scores) ++histogram[OrderedKey(score) >> kLowerShift];
+  uint32_t bin = static_cast<uint32_t>(histogram.size()) - 1;
+  while (histogram[bin] < k) k -= histogram[bin--];
+  thread_local std::vector<uint32_t> keys;
+  keys.clear();
+  for (float score : scores) {
+    const uint32_t key = OrderedKey(score);
+    if (key >> kLowerShift == bin) keys.push_back(key);
+  }
+  return SelectKey(&keys, k, kLowerShift);
+}
+
+}  // namespace
 
 void SelectTopK(std::span<const float> scores, std::span<int32_t> out) {
   const size_t n = scores.size();
@@ -13,20 +70,13 @@ void SelectTopK(std::span<const float> scores, std::span<int32_t> out) {
   if (k == n) {
     std::iota(out.begin(), out.begin() + static_cast<ptrdiff_t>(n), 0);
   } else if (k > 0) {
-    // The k-th best value by radix selection would do; nth_element on indices keeps the tie rule in one comparison.
-    thread_local std::vector<int32_t> order;
-    order.resize(n);
-    std::iota(order.begin(), order.end(), 0);
-    const auto better = [&](int32_t a, int32_t b) {
-      const float x = scores[static_cast<size_t>(a)];
-      const float y = scores[static_cast<size_t>(b)];
-      const float fx = std::isnan(x) ? -std::numeric_limits<float>::infinity() : x;
-      const float fy = std::isnan(y) ? -std::numeric_limits<float>::infinity() : y;
-      return fx != fy ? fx > fy : a < b;
-    };
-    std::nth_element(order.begin(), order.begin() + static_cast<ptrdiff_t>(k - 1), order.end(), better);
-    std::sort(order.begin(), order.begin() + static_cast<ptrdiff_t>(k));
-    std::copy_n(order.begin(), k, out.begin());
+    Threshold threshold = FindThreshold(scores, static_cast<int64_t>(k));
+    size_t count = 0;
+    for (size_t i = 0; count < k; ++i) {
+      const uint32_t key = OrderedKey(scores[i]);
+      if (key < threshold.key || (key == threshold.key && threshold.equal-- <= 0)) continue;
+      out[count++] = static_cast<int32_t>(i);
+    }
   }
   std::fill(out.begin() + static_cast<ptrdiff_t>(k), out.end(), -1);
 }
@@ -35,10 +85,13 @@ void SelectCandidateBlocks(std::span<const float> scores, int64_t block_size, st
   const int64_t n = static_cast<int64_t>(scores.size());
   const int64_t num_blocks = (n + block_size - 1) / block_size;
   thread_local std::vector<float> best;
-  best.assign(static_cast<size_t>(num_blocks), -std::numeric_limits<float>::infinity());
-  for (int64_t j = 0; j < n; ++j) {
-    float& block = best[static_cast<size_t>(j / block_size)];
-    block = std::max(block, scores[static_cast<size_t>(j)]);
+  best.resize(static_cast<size_t>(num_blocks));
+  for (int64_t b = 0; b < num_blocks; ++b) {
+    float largest = -std::numeric_limits<float>::infinity();
+    const int64_t end = std::min((b + 1) * block_size, n);
+    for (int64_t j = b * block_size; j < end; ++j) largest = std::max(largest, scores[static_cast<size_t>(j)]);
+    // Infinity is reserved for the newest block, which a tie must not push out.
+    best[static_cast<size_t>(b)] = std::min(largest, std::numeric_limits<float>::max());
   }
   if (num_blocks > 0) best.back() = std::numeric_limits<float>::infinity();
   SelectTopK(best, out);

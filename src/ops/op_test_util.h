@@ -1,0 +1,170 @@
+// Helpers of the operations' tests: owned tensors, reproducible random contents, batches made of named sequences, bitwise comparison.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <memory>
+#include <vector>
+
+#include "ops/batch_layout.h"
+#include "tensor/buffer.h"
+#include "tensor/float_formats.h"
+#include "tensor/stream.h"
+#include "tensor/tensor_view.h"
+
+namespace deepinfer::testing {
+
+// SplitMix64: the same numbers on every machine, and cheap to seed from (what, sequence, position).
+class Random {
+ public:
+  explicit Random(uint64_t seed) : state_(seed * 0x9e3779b97f4a7c15ull + 1) {
+  }
+  Random(uint64_t a, uint64_t b, uint64_t c = 0) : Random((a * 1000003 + b) * 1000003 + c) {
+  }
+  uint64_t Next() {
+    uint64_t z = (state_ += 0x9e3779b97f4a7c15ull);
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebull;
+    return z ^ (z >> 31);
+  }
+  int64_t Below(int64_t n) {
+    return static_cast<int64_t>(Next() % static_cast<uint64_t>(n));
+  }
+  float Uniform() {
+    return static_cast<float>(Next() >> 40) * 0x1p-24f;
+  }
+  // Roughly normal with unit variance: heavy enough tails for quantisers to see different group maxima.
+  float Normal() {
+    float sum = 0.0f;
+    for (int i = 0; i < 6; ++i) sum += Uniform();
+    return (sum - 3.0f) * 1.41421356f;
+  }
+
+ private:
+  uint64_t state_;
+};
+
+// A zeroed tensor and its memory.
+class OwnedTensor {
+ public:
+  OwnedTensor() = default;
+  OwnedTensor(DType dtype, std::initializer_list<int64_t> shape) {
+    const TensorView extent(static_cast<void*>(nullptr), dtype, shape);
+    buffer_ = Buffer::AllocateZeroed({}, std::max<int64_t>(1, extent.num_elements() * DTypeBytes(dtype))).value();
+    view_ = buffer_.View(dtype, shape);
+  }
+  const TensorView& view() const {
+    return view_;
+  }
+  template <class T>
+  T* Row(int64_t row) const {
+    return view_.Row<T>(row);
+  }
+  int64_t bytes() const {
+    return view_.num_elements() * DTypeBytes(view_.dtype());
+  }
+  void FillNormal(Random random, float scale) {
+    for (int64_t i = 0; i < view_.num_elements(); ++i) {
+      const float x = random.Normal() * scale;
+      if (view_.dtype() == DType::kBf16) {
+        static_cast<Bf16*>(view_.data())[i] = F32ToBf16(x);
+      } else {
+        static_cast<float*>(view_.data())[i] = x;
+      }
+    }
+  }
+
+ private:
+  Buffer buffer_;
+  TensorView view_;
+};
+
+inline OwnedTensor NormalTensor(DType dtype, std::initializer_list<int64_t> shape, uint64_t seed, float scale = 1.0f) {
+  OwnedTensor tensor(dtype, shape);
+  tensor.FillNormal(Random(seed), scale);
+  return tensor;
+}
+
+inline OwnedTensor CopyOf(const OwnedTensor& source, std::initializer_list<int64_t> shape) {
+  OwnedTensor copy(source.view().dtype(), shape);
+  std::memcpy(copy.view().data(), source.view().data(), static_cast<size_t>(source.bytes()));
+  return copy;
+}
+
+// Number of bf16 or f32 elements whose bits differ.
+inline int64_t CountDifferentBits(const TensorView& a, const TensorView& b) {
+  EXPECT_EQ(a.num_elements(), b.num_elements());
+  const int64_t size = DTypeBytes(a.dtype());
+  int64_t different = 0;
+  for (int64_t i = 0; i < a.num_elements(); ++i) {
+    different += std::memcmp(static_cast<char*>(a.data()) + i * size, static_cast<char*>(b.data()) + i * size,
+                             static_cast<size_t>(size)) != 0;
+  }
+  return different;
+}
+
+inline float Value(const TensorView& view, int64_t element) {
+  return view.dtype() == DType::kBf16 ? Bf16ToF32(static_cast<Bf16*>(view.data())[element])
+                                      : static_cast<float*>(view.data())[element];
+}
+
+// One sequence's share of a step: tokens [first, first + count) of the sequence named `id`.
+struct Chunk {
+  int id = 0;
+  int64_t first = 0;
+  int64_t count = 1;
+  int64_t slot = 0;
+};
+
+// A step's layout with owned arrays. Sequence i uses blocks i * blocks_per_sequence, shifted and reversed so that table order is not
+// memory order.
+class TestLayout {
+ public:
+  TestLayout(std::vector<Chunk> chunks, int64_t blocks_per_sequence) : chunks_(std::move(chunks)) {
+    const auto sequences = static_cast<int64_t>(chunks_.size());
+    int64_t rows = 0;
+    for (const Chunk& chunk : chunks_) rows += chunk.count;
+    positions_ = OwnedTensor(DType::kI32, {rows});
+    row_sequence_ = OwnedTensor(DType::kI32, {rows});
+    start_ = OwnedTensor(DType::kI32, {sequences + 1});
+    slot_ = OwnedTensor(DType::kI32, {sequences});
+    table_ = OwnedTensor(DType::kI32, {sequences, blocks_per_sequence});
+    int64_t row = 0;
+    for (int64_t s = 0; s < sequences; ++s) {
+      const Chunk& chunk = chunks_[static_cast<size_t>(s)];
+      start_.Row<int32_t>(s)[0] = static_cast<int32_t>(row);
+      slot_.Row<int32_t>(s)[0] = static_cast<int32_t>(chunk.slot);
+      for (int64_t i = 0; i < chunk.count; ++i, ++row) {
+        positions_.Row<int32_t>(row)[0] = static_cast<int32_t>(chunk.first + i);
+        row_sequence_.Row<int32_t>(row)[0] = static_cast<int32_t>(s);
+      }
+      for (int64_t b = 0; b < blocks_per_sequence; ++b) {
+        table_.Row<int32_t>(s)[b] = static_cast<int32_t>(s * blocks_per_sequence + blocks_per_sequence - 1 - b);
+      }
+    }
+    start_.Row<int32_t>(sequences)[0] = static_cast<int32_t>(row);
+  }
+  BatchLayout view() const {
+    return {positions_.view(), row_sequence_.view(), start_.view(), slot_.view(), table_.view()};
+  }
+  const std::vector<Chunk>& chunks() const {
+    return chunks_;
+  }
+  int64_t rows() const {
+    return positions_.view().rows();
+  }
+  const Chunk& chunk_of(int64_t row) const {
+    return chunks_[static_cast<size_t>(row_sequence_.Row<int32_t>(row)[0])];
+  }
+  int64_t position(int64_t row) const {
+    return positions_.Row<int32_t>(row)[0];
+  }
+
+ private:
+  std::vector<Chunk> chunks_;
+  OwnedTensor positions_, row_sequence_, start_, slot_, table_;
+};
+
+}  // namespace deepinfer::testing
