@@ -1,0 +1,144 @@
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <vector>
+
+#include "apps/bench.h"
+#include "apps/print.h"
+#include "base/cpu_features.h"
+#include "model/active_bytes.h"
+#include "ops/bench/ops_bench.h"
+#include "runtime/executor.h"
+
+namespace deepinfer {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double SecondsSince(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+struct DecodeResult {
+  double prefill_tokens_per_s = 0;
+  double median_step_s = 0;
+  double best_step_s = 0;
+  double read_gbps = 0;           // best of the measured pieces
+  double read_median_gbps = 0;    // of whole passes
+  double experts_per_layer = 0;   // distinct, averaged over layers
+  int64_t bytes_per_step = 0;
+  int threads = 0;
+};
+
+Result<DecodeResult> Measure(const BenchDecodeOptions& options) {
+  ExecutorOptions executor_options;
+  executor_options.model_dir = options.model_dir;
+  executor_options.num_threads = options.threads;
+  executor_options.max_sequences = options.batch;
+  executor_options.cache_tokens = options.batch * (options.prompt + options.tokens + 2 * kBlockTokens);
+  DI_ASSIGN_OR_RETURN(const std::unique_ptr<Executor> executor, Executor::Create(executor_options));
+  const ModelConfig& config = executor->config();
+  DecodeResult result;
+  result.threads = executor->num_threads();
+
+  std::vector<Sequence> sequences;
+  std::vector<std::vector<int32_t>> next(static_cast<size_t>(options.batch));
+  uint32_t state = 12345;  // any ids do; a fixed generator makes runs comparable
+  for (auto& ids : next) {
+    DI_ASSIGN_OR_RETURN(Sequence sequence, Sequence::Create(executor->pool()));
+    sequences.push_back(std::move(sequence));
+    for (int64_t i = 0; i < options.prompt; ++i) {
+      state = state * 1664525u + 1013904223u;
+      ids.push_back(static_cast<int32_t>((state >> 8) % static_cast<uint32_t>(config.vocab_size)));
+    }
+  }
+  // Runs one step over all sequences and leaves the greedy continuation in `next`.
+  const auto step = [&](LayerTrace* trace) -> Status {
+    std::vector<Executor::Chunk> chunks;
+    for (size_t s = 0; s < sequences.size(); ++s) {
+      chunks.push_back({.sequence = &sequences[s], .token_ids = next[s], .num_logit_rows = 1});
+    }
+    DI_ASSIGN_OR_RETURN(const TensorView logits, executor->Step(chunks, trace));
+    for (size_t s = 0; s < sequences.size(); ++s) {
+      const float* row = logits.Row<float>(static_cast<int64_t>(s));
+      next[s] = {static_cast<int32_t>(std::max_element(row, row + config.vocab_size) - row)};
+    }
+    return {};
+  };
+  Clock::time_point start = Clock::now();
+  DI_RETURN_IF_ERROR(step(nullptr));
+  result.prefill_tokens_per_s = static_cast<double>(options.batch * options.prompt) / SecondsSince(start);
+
+  LayerTrace trace;
+  DI_RETURN_IF_ERROR(step(&trace));  // also the warm-up
+  for (const std::vector<int32_t>& experts : trace.experts) {
+    result.experts_per_layer += static_cast<double>(std::set<int32_t>(experts.begin(), experts.end()).size()) /
+                                static_cast<double>(config.num_hidden_layers);
+  }
+  result.bytes_per_step = ActiveBytesPerStep(config, static_cast<int64_t>(result.experts_per_layer + 0.5)).total();
+
+  std::vector<double> seconds;
+  for (int64_t i = 0; i < options.tokens; ++i) {
+    start = Clock::now();
+    DI_RETURN_IF_ERROR(step(nullptr));
+    seconds.push_back(SecondsSince(start));
+  }
+  std::sort(seconds.begin(), seconds.end());
+  result.median_step_s = seconds[seconds.size() / 2];
+  result.best_step_s = seconds.front();
+  DI_ASSIGN_OR_RETURN(const ReadBandwidth bandwidth, MeasureReadBandwidth(result.threads));
+  result.read_gbps = bandwidth.best_gbps;
+  result.read_median_gbps = bandwidth.median_gbps;
+  return result;
+}
+
+}  // namespace
+
+int RunBenchDecode(const BenchDecodeOptions& options) {
+  if (options.batch < 1 || options.batch > 4096 || options.prompt < 1 || options.tokens < 1) {
+    return PrintError({Code::kInvalidArgument, "--batch must be 1 to 4096, --prompt and --tokens at least 1.", ""});
+  }
+  const Result<DecodeResult> measured = Measure(options);
+  if (!measured.has_value()) return PrintError(measured.error());
+  const DecodeResult& r = *measured;
+  const auto bytes = static_cast<double>(r.bytes_per_step);
+  const double gbps = bytes / r.median_step_s * 1e-9;
+  std::printf(
+      "prefill            %.1f tokens/s (%ld sequences of %ld tokens in one step)\n"
+      "decode             %.2f tokens/s, median step %.2f ms, best %.2f ms (batch %ld, %d threads)\n"
+      "weights per step   %s (%.1f distinct experts per layer)\n"
+      "read bandwidth     %.1f GB/s median, %.1f GB/s best, measured in this run\n"
+      "share of the bound %.1f %% (median against median), %.1f %% (best against best)\n",
+      r.prefill_tokens_per_s, static_cast<long>(options.batch), static_cast<long>(options.prompt),
+      static_cast<double>(options.batch) / r.median_step_s, r.median_step_s * 1e3, r.best_step_s * 1e3,
+      static_cast<long>(options.batch), r.threads, HumanBytes(r.bytes_per_step).c_str(), r.experts_per_layer,
+      r.read_median_gbps, r.read_gbps, 100.0 * gbps / r.read_median_gbps,
+      100.0 * bytes / r.best_step_s * 1e-9 / r.read_gbps);
+  if (options.json.empty()) return kExitOk;
+  const nlohmann::json json = {{"bench", "decode"},
+                               {"cpu", HostCpuFeatures().brand},
+                               {"kernels", CpuLevelName(HostCpuFeatures().best_level())},
+                               {"threads", r.threads},
+                               {"batch", options.batch},
+                               {"prompt", options.prompt},
+                               {"steps", options.tokens},
+                               {"prefill_tokens_per_s", r.prefill_tokens_per_s},
+                               {"decode_tokens_per_s", static_cast<double>(options.batch) / r.median_step_s},
+                               {"median_step_ms", r.median_step_s * 1e3},
+                               {"best_step_ms", r.best_step_s * 1e3},
+                               {"weight_bytes_per_step", r.bytes_per_step},
+                               {"distinct_experts_per_layer", r.experts_per_layer},
+                               {"read_gbps_median", r.read_median_gbps},
+                               {"read_gbps_best", r.read_gbps},
+                               {"share_of_bound_median", gbps / r.read_median_gbps},
+                               {"share_of_bound_best", bytes / r.best_step_s * 1e-9 / r.read_gbps}};
+  std::ofstream file(options.json);
+  file << json.dump(2) << '\n';
+  if (!file) return PrintError({Code::kUnavailable, fmt::format("Cannot write '{}'.", options.json), "--json"});
+  return kExitOk;
+}
+
+}  // namespace deepinfer
