@@ -12,23 +12,28 @@ namespace {
 // Up to here repeated scans over the ranks beat a heap.
 constexpr size_t kMaxShortPiece = 96;
 
-inline uint64_t HashPair(int32_t left, int32_t right) {
-  const uint64_t key = uint64_t{static_cast<uint32_t>(left)} << 32 | static_cast<uint32_t>(right);
-  const uint64_t mixed = key * 0x9E3779B97F4A7C15u;
-  return mixed ^ mixed >> 32;
-}
+// Multiplicative hashing: the top bits of the product depend on all bits of the key.
+constexpr uint64_t kHashFactor = 0x9E3779B97F4A7C15u;
 
 }  // namespace
 
 Bpe::Bpe(std::span<const Merge> merges, const std::array<int32_t, 256>& byte_ids)
     : byte_ids_(byte_ids), byte_pair_ranks_(256 * 256, kNoRank) {
-  pairs_.assign(std::bit_ceil(merges.size() * 2 + 1), Pair{0, 0, kNoRank});
-  pair_mask_ = pairs_.size() - 1;
+  DI_CHECK_LE(merges.size(), kMaxMerges);
+  const size_t num_slots = std::bit_ceil(merges.size() * 4 + 2);
+  slots_.assign(num_slots, kEmptySlot);
+  slot_shift_ = 64 - std::countr_zero(num_slots);
   results_.reserve(merges.size());
+  if (!merges.empty()) first_result_ = merges[0].result;
   for (const Merge& merge : merges) {
-    uint64_t slot = HashPair(merge.left, merge.right) & pair_mask_;
-    while (pairs_[slot].rank != kNoRank) slot = (slot + 1) & pair_mask_;
-    pairs_[slot] = Pair{merge.left, merge.right, static_cast<uint32_t>(results_.size())};
+    DI_CHECK_LT(static_cast<uint32_t>(merge.left), kMaxBpeTokens);
+    DI_CHECK_LT(static_cast<uint32_t>(merge.right), kMaxBpeTokens);
+    const uint64_t key = uint64_t{static_cast<uint32_t>(merge.left)} << kIdBits | static_cast<uint32_t>(merge.right);
+    uint64_t slot = key * kHashFactor >> slot_shift_;
+    while (slots_[slot] != kEmptySlot) slot = (slot + 1) & (num_slots - 1);
+    const size_t rank = results_.size();
+    slots_[slot] = key << kRankBits | rank;
+    if (merge.result != first_result_ + static_cast<int32_t>(rank)) results_are_sequential_ = false;
     results_.push_back(merge.result);
   }
   for (size_t first = 0; first < 256; ++first) {
@@ -39,11 +44,13 @@ Bpe::Bpe(std::span<const Merge> merges, const std::array<int32_t, 256>& byte_ids
 }
 
 inline uint32_t Bpe::RankOf(int32_t left, int32_t right) const {
-  uint64_t slot = HashPair(left, right) & pair_mask_;
+  const uint64_t key = uint64_t{static_cast<uint32_t>(left)} << kIdBits | static_cast<uint32_t>(right);
+  uint64_t slot = key * kHashFactor >> slot_shift_;
   while (true) {
-    const Pair& pair = pairs_[slot];
-    if (pair.rank == kNoRank || (pair.left == left && pair.right == right)) return pair.rank;
-    slot = (slot + 1) & pair_mask_;
+    const uint64_t found = slots_[slot];
+    if (found >> kRankBits == key) return static_cast<uint32_t>(found & ((uint64_t{1} << kRankBits) - 1));
+    if (found == kEmptySlot) return kNoRank;
+    slot = (slot + 1) & (slots_.size() - 1);
   }
 }
 
@@ -58,33 +65,31 @@ void Bpe::Encode(std::string_view piece, std::vector<int32_t>* out) const {
 
 void Bpe::EncodeShort(std::string_view piece, std::vector<int32_t>* out) const {
   int32_t ids[kMaxShortPiece];
-  uint32_t ranks[kMaxShortPiece];  // of the pair (i, i + 1); the last one is a sentinel
+  uint64_t ranks[kMaxShortPiece];  // of the pair (i, i + 1), shifted up by 32 to leave room for i below
   size_t count = piece.size();
   if (count == 0) return;
+  constexpr uint64_t kNone = uint64_t{kNoRank} << 32;
   for (size_t i = 0; i < count; ++i) ids[i] = byte_ids_[static_cast<uint8_t>(piece[i])];
   for (size_t i = 0; i + 1 < count; ++i) {
-    ranks[i] = byte_pair_ranks_[static_cast<uint8_t>(piece[i]) * size_t{256} +
-                                static_cast<uint8_t>(piece[i + 1])];
+    ranks[i] = uint64_t{byte_pair_ranks_[static_cast<uint8_t>(piece[i]) * size_t{256} +
+                                         static_cast<uint8_t>(piece[i + 1])]}
+               << 32;
   }
-  ranks[count - 1] = kNoRank;
+  ranks[count - 1] = kNone;
   while (count > 1) {
-    uint32_t best = ranks[0];
-    size_t at = 0;
-    for (size_t i = 1; i + 1 < count; ++i) {
-      if (ranks[i] < best) {
-        best = ranks[i];
-        at = i;
-      }
-    }
-    if (best == kNoRank) break;
-    ids[at] = results_[best];
+    // The minimum of rank and position together needs no branches, which could not be predicted.
+    uint64_t best = kNone;
+    for (size_t i = 0; i + 1 < count; ++i) best = std::min(best, ranks[i] | i);
+    if (best >= kNone) break;
+    const size_t at = best & UINT32_MAX;
+    ids[at] = ResultOf(static_cast<uint32_t>(best >> 32));
     --count;
     for (size_t i = at + 1; i < count; ++i) {
       ids[i] = ids[i + 1];
       ranks[i] = ranks[i + 1];
     }
-    ranks[at] = at + 1 < count ? RankOf(ids[at], ids[at + 1]) : kNoRank;
-    if (at > 0) ranks[at - 1] = RankOf(ids[at - 1], ids[at]);
+    ranks[at] = at + 1 < count ? uint64_t{RankOf(ids[at], ids[at + 1])} << 32 : kNone;
+    if (at > 0) ranks[at - 1] = uint64_t{RankOf(ids[at - 1], ids[at])} << 32;
   }
   out->insert(out->end(), ids, ids + count);
 }
@@ -127,7 +132,7 @@ void Bpe::EncodeLong(std::string_view piece, std::vector<int32_t>* out) const {
     Symbol& symbol = symbols[position];
     if (symbol.rank != rank) continue;
     Symbol& absorbed = symbols[symbol.next];
-    symbol.id = results_[rank];
+    symbol.id = ResultOf(rank);
     symbol.next = absorbed.next;
     absorbed.rank = kNoRank;
     if (symbol.next != none) symbols[symbol.next].previous = position;

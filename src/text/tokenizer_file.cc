@@ -3,6 +3,8 @@
 #include <simdjson.h>
 
 #include <algorithm>
+#include <bit>
+#include <functional>
 #include <optional>
 #include <unordered_map>
 #include <unordered_set>
@@ -321,8 +323,53 @@ Status ParseAddedTokens(const object& root, TokenizerFile* file) {
 
 // ---- Vocabulary and merges -------------------------------------------------------------------
 
-// Base tokens by their bytes; the keys are views of TokenizerFile::tokens.
-using BaseVocabulary = std::unordered_map<std::string_view, int32_t>;
+// Base tokens by their bytes. Open addressing over the strings of TokenizerFile::tokens: nearly all of the time to load a
+// file goes into these look-ups, three per merge.
+class BaseVocabulary {
+ public:
+  // `tokens` must outlive the vocabulary and keep its place.
+  BaseVocabulary(const std::vector<std::string>& tokens, size_t max_entries)
+      : tokens_(&tokens), slots_(std::bit_ceil(max_entries * 2 + 1), Slot{0, -1}) {
+  }
+
+  std::optional<int32_t> Find(std::string_view bytes) const {
+    const Slot& slot = slots_[SlotOf(bytes)];
+    return slot.id >= 0 ? std::optional<int32_t>(slot.id) : std::nullopt;
+  }
+
+  // False if there is an entry of the same bytes.
+  bool Insert(int32_t id) {
+    const std::string& bytes = (*tokens_)[static_cast<size_t>(id)];
+    Slot& slot = slots_[SlotOf(bytes)];
+    if (slot.id >= 0) return false;
+    slot = Slot{TagOf(std::hash<std::string_view>()(bytes)), id};
+    return true;
+  }
+
+ private:
+  struct Slot {
+    uint32_t tag;
+    int32_t id;  // negative: the slot is empty
+  };
+
+  static uint32_t TagOf(uint64_t hash) {
+    return static_cast<uint32_t>(hash >> 32);
+  }
+
+  // The slot that holds `bytes`, or the empty one where they belong.
+  size_t SlotOf(std::string_view bytes) const {
+    const uint64_t hash = std::hash<std::string_view>()(bytes);
+    size_t at = hash & (slots_.size() - 1);
+    while (slots_[at].id >= 0 &&
+           (slots_[at].tag != TagOf(hash) || (*tokens_)[static_cast<size_t>(slots_[at].id)] != bytes)) {
+      at = (at + 1) & (slots_.size() - 1);
+    }
+    return at;
+  }
+
+  const std::vector<std::string>* tokens_;
+  std::vector<Slot> slots_;
+};
 
 Result<BaseVocabulary> ParseVocabulary(const object& model, TokenizerFile* file) {
   DI_ASSIGN_OR_RETURN(const object vocab, ObjectMember(model, "vocab", "model.vocab"));
@@ -348,6 +395,10 @@ Result<BaseVocabulary> ParseVocabulary(const object& model, TokenizerFile* file)
     ++num_shared;
   }
   const size_t num_tokens = num_base + file->added_tokens.size() - std::min(num_shared, file->added_tokens.size());
+  if (num_tokens > kMaxBpeTokens) {
+    return Unsupported("model.vocab", fmt::format("and added_tokens hold {} tokens; at most {} are supported",
+                                                  num_tokens, kMaxBpeTokens));
+  }
   file->tokens.resize(num_tokens);
   file->is_base.assign(num_tokens, false);
   std::vector<bool> seen(num_tokens, false);
@@ -363,8 +414,7 @@ Result<BaseVocabulary> ParseVocabulary(const object& model, TokenizerFile* file)
     return {};
   };
 
-  BaseVocabulary vocabulary;
-  vocabulary.reserve(num_base);
+  BaseVocabulary vocabulary(file->tokens, num_base);
   std::string bytes;
   for (const auto& field : vocab) {
     const int64_t id = field.value.get_int64().value_unsafe();
@@ -381,7 +431,7 @@ Result<BaseVocabulary> ParseVocabulary(const object& model, TokenizerFile* file)
     std::string& token = file->tokens[static_cast<size_t>(id)];
     token = bytes;
     file->is_base[static_cast<size_t>(id)] = true;
-    if (!vocabulary.emplace(token, static_cast<int32_t>(id)).second) {
+    if (!vocabulary.Insert(static_cast<int32_t>(id))) {
       return Wrong("model.vocab", fmt::format("has the entry '{}' twice", Show(field.key)));
     }
   }
@@ -392,13 +442,13 @@ Result<BaseVocabulary> ParseVocabulary(const object& model, TokenizerFile* file)
   }
   for (size_t byte = 0; byte < 256; ++byte) {
     const char symbol = static_cast<char>(byte);
-    const auto entry = vocabulary.find(std::string_view(&symbol, 1));
-    if (entry == vocabulary.end()) {
+    const std::optional<int32_t> id = vocabulary.Find(std::string_view(&symbol, 1));
+    if (!id.has_value()) {
       return Wrong("model.vocab", fmt::format("has no token for the byte 0x{:02X}; a byte-level vocabulary needs all "
                                               "256 bytes",
                                               byte));
     }
-    file->byte_ids[byte] = entry->second;
+    file->byte_ids[byte] = *id;
   }
   return vocabulary;
 }
@@ -421,32 +471,31 @@ bool SplitMerge(const element& value, std::string_view* left, std::string_view* 
 Status ParseMerges(const object& model, const BaseVocabulary& vocabulary, TokenizerFile* file) {
   DI_ASSIGN_OR_RETURN(const array merges, ArrayMember(model, "merges", "model.merges"));
   std::unordered_set<uint64_t> pairs;
+  pairs.reserve(std::min<size_t>(merges.size(), kMaxBpeTokens));
   size_t rank = 0;
   std::string left_bytes;
   std::string right_bytes;
   std::string result_bytes;
   for (const element& value : merges) {
+    if (rank == kMaxMerges) {
+      return Unsupported("model.merges", fmt::format("holds more than {} merges, which is not supported", kMaxMerges));
+    }
     const auto path = [&] { return fmt::format("model.merges[{}]", rank); };
     std::string_view left;
     std::string_view right;
     if (!SplitMerge(value, &left, &right)) {
       return Wrong(path(), fmt::format("is {}; it must be 'left right' or [left, right]", Show(value)));
     }
-    const auto find = [&](const std::string& bytes) -> std::optional<int32_t> {
-      const auto entry = vocabulary.find(bytes);
-      if (entry == vocabulary.end()) return std::nullopt;
-      return entry->second;
-    };
     std::optional<int32_t> left_id;
     std::optional<int32_t> right_id;
-    if (Alphabet().Decode(left, &left_bytes)) left_id = find(left_bytes);
-    if (Alphabet().Decode(right, &right_bytes)) right_id = find(right_bytes);
+    if (Alphabet().Decode(left, &left_bytes)) left_id = vocabulary.Find(left_bytes);
+    if (Alphabet().Decode(right, &right_bytes)) right_id = vocabulary.Find(right_bytes);
     if (!left_id.has_value() || !right_id.has_value()) {
       return Wrong(path(), fmt::format("merges '{}' and '{}', but '{}' is not in model.vocab", Show(left), Show(right),
                                        Show(left_id.has_value() ? right : left)));
     }
     result_bytes.assign(left_bytes).append(right_bytes);
-    const std::optional<int32_t> result_id = find(result_bytes);
+    const std::optional<int32_t> result_id = vocabulary.Find(result_bytes);
     if (!result_id.has_value()) {
       return Wrong(path(), fmt::format("merges '{}' and '{}', but the result is not in model.vocab", Show(left),
                                        Show(right)));
