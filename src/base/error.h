@@ -12,6 +12,31 @@
 
 namespace deepinfer {
 
+// Clang 14, which builds the fuzz targets, cannot compile libstdc++'s std::source_location.
+#ifdef __cpp_lib_source_location
+using SourceLocation = std::source_location;
+#else
+class SourceLocation {
+ public:
+  static constexpr SourceLocation current(const char* file = __builtin_FILE(), unsigned line = __builtin_LINE()) {
+    SourceLocation location;
+    location.file_ = file;
+    location.line_ = line;
+    return location;
+  }
+  constexpr const char* file_name() const {
+    return file_;
+  }
+  constexpr unsigned line() const {
+    return line_;
+  }
+
+ private:
+  const char* file_ = "";
+  unsigned line_ = 0;
+};
+#endif
+
 enum class Code {
   kInvalidArgument,    // the input is wrong; the same call will fail again
   kNotFound,           // a file or an entry is missing
@@ -30,7 +55,7 @@ struct Error {
   Code code = Code::kInternal;
   std::string message;  // a sentence for a person, with the values in it
   std::string field;    // option name or JSON path when the input is at fault, else empty
-  std::source_location where = std::source_location::current();
+  SourceLocation where = SourceLocation::current();
 };
 
 template <class T>
@@ -39,7 +64,7 @@ using Status = Result<void>;
 
 // The failed value of any Result<T>. `field` names the option or JSON path at fault.
 inline tl::unexpected<Error> Fail(Code code, std::string message, std::string field = {},
-                                  std::source_location where = std::source_location::current()) {
+                                  SourceLocation where = SourceLocation::current()) {
   return tl::unexpected<Error>(Error{code, std::move(message), std::move(field), where});
 }
 

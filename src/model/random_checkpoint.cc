@@ -377,25 +377,6 @@ void Fill(const Source& source, StoredDType dtype, int64_t begin, int64_t end, s
 
 // ---- Files -----------------------------------------------------------------------------------
 
-// The published division into shards: embeddings, vision, one per layer, head, draft layers, Engram layers.
-size_t ShardOf(const TensorSpec& tensor, const ModelConfig& config) {
-  const int64_t layers = config.num_hidden_layers;
-  switch (tensor.group) {
-    case TensorGroup::kEmbedding:
-      return tensor.name == "embed.weight" ? 0 : static_cast<size_t>(2 + layers);
-    case TensorGroup::kVision:
-      return 1;
-    case TensorGroup::kDraft:
-    case TensorGroup::kDraftExperts:
-      return static_cast<size_t>(3 + layers + std::stoll(tensor.name.substr(4)));
-    case TensorGroup::kEngram:
-    case TensorGroup::kEngramTable:
-      return static_cast<size_t>(3 + layers + config.num_nextn_predict_layers + config.engram_index(std::stoll(tensor.name.substr(7))));
-    default:
-      return static_cast<size_t>(2 + std::stoll(tensor.name.substr(7)));
-  }
-}
-
 Status WriteTextFile(const fs::path& path, const std::string& text) {
   std::ofstream out(path, std::ios::binary | std::ios::trunc);
   out << text;
@@ -554,12 +535,11 @@ Result<std::string> SliceConfigJson(const SliceOptions& options) {
 Status WriteRandomCheckpoint(const RandomCheckpointOptions& options) {
   DI_ASSIGN_OR_RETURN(const ModelConfig config, ParseModelConfig(options.config_json));
   DI_ASSIGN_OR_RETURN(const std::string tokenizer, SmallTokenizerJson(config.vocab_size));
-  std::vector<std::vector<StoredTensor>> shards(static_cast<size_t>(config.num_hidden_layers + 3 + config.num_nextn_predict_layers) +
-                                                config.engram_layer_ids.size());
+  std::vector<std::vector<StoredTensor>> shards(NumPublishedShards(config));
   int64_t total = 0;
   for (TensorSpec& tensor : ExpectedTensors(config)) {
     total += StoredBytes(tensor);
-    shards[ShardOf(tensor, config)].push_back(std::move(tensor));
+    shards[PublishedShard(tensor, config)].push_back(std::move(tensor));
   }
   DI_RETURN_IF_ERROR(PrepareDirectory(options.dir, total));
 
