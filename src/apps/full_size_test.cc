@@ -154,9 +154,8 @@ TEST_F(FullSizeTest, AShardOfAnotherModelIsRecognised) {
   const fs::path shard = dir_ / ShardName(5);
   fs::rename(shard, dir_ / "away");
   ASSERT_TRUE(WriteSparse(ShardName(5), {{"layers.3.self_attn.q_proj.weight", StoredDType::kBf16, {4096, 4096}}}));
-  EXPECT_THAT(Error(), AllOf(HasSubstr("2335 problems"), HasSubstr("'layers.3.self_attn.q_proj.weight' (BF16 [4096, 4096]) is stored in shard "
-                                                                    "model-00006-of-00048.safetensors but missing from the index"),
-                             HasSubstr("which does not hold it"), HasSubstr("more")));
+  EXPECT_THAT(Error(), AllOf(HasSubstr("1 problem"), HasSubstr("Shard model-00006-of-00048.safetensors does not belong to this checkpoint: it "
+                                                                "holds none of the 2334 tensors that the index places in it, but 1 others")));
   fs::remove(shard);
   fs::rename(dir_ / "away", shard);
 }
