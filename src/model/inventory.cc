@@ -230,6 +230,30 @@ std::vector<TensorSpec> ExpectedTensors(const ModelConfig& config) {
   return Builder(config).Build();
 }
 
+size_t NumPublishedShards(const ModelConfig& config) {
+  return static_cast<size_t>(config.num_hidden_layers + 3 + config.num_nextn_predict_layers) + config.engram_layer_ids.size();
+}
+
+size_t PublishedShard(const TensorSpec& tensor, const ModelConfig& config) {
+  const int64_t layers = config.num_hidden_layers;
+  // The number after the first dot: the layer of "layers.7.x", the stage of "mtp.1.x".
+  const auto number = [&] { return std::stoll(tensor.name.substr(tensor.name.find('.') + 1)); };
+  switch (tensor.group) {
+    case TensorGroup::kEmbedding:
+      return tensor.name == "embed.weight" ? 0 : static_cast<size_t>(2 + layers);
+    case TensorGroup::kVision:
+      return 1;
+    case TensorGroup::kDraft:
+    case TensorGroup::kDraftExperts:
+      return static_cast<size_t>(3 + layers + number());
+    case TensorGroup::kEngram:
+    case TensorGroup::kEngramTable:
+      return static_cast<size_t>(3 + layers + config.num_nextn_predict_layers + config.engram_index(number()));
+    default:
+      return static_cast<size_t>(2 + number());
+  }
+}
+
 std::array<GroupSize, kNumTensorGroups> SizesByGroup(const std::vector<TensorSpec>& tensors) {
   std::array<GroupSize, kNumTensorGroups> sizes = {};
   for (const TensorSpec& tensor : tensors) {

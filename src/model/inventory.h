@@ -41,6 +41,11 @@ struct TensorSpec : StoredTensor {
 // Every tensor of a checkpoint, in the order in which the published shards hold them.
 std::vector<TensorSpec> ExpectedTensors(const ModelConfig& config);
 
+// The published division into shards: embeddings; vision; one per layer; head and norm; one per draft layer; one per
+// Engram layer. Shards count from 0; the order of the list above is the order inside each.
+size_t NumPublishedShards(const ModelConfig& config);
+size_t PublishedShard(const TensorSpec& tensor, const ModelConfig& config);
+
 // Compares names, element types and shapes. The error lists everything missing, unexpected or different, with what was
 // expected, what was found, and in which shard at which offset; the printed lines are capped, the totals are not.
 Status CheckInventory(const Checkpoint& checkpoint, const ModelConfig& config);

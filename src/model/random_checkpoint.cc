@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cmath>
 #include <filesystem>
 #include <fstream>
@@ -142,34 +143,57 @@ int ScaleExponent(double sigma, double min_code_sigma) {
   return exponent - 1;
 }
 
-// One stored element for each 16-bit draw. Most tensors share a few tables.
+// The stored element of each 16-bit draw. Most tensors share a few tables.
+template <class T>
+using DrawTable = std::array<T, 65536>;
+
 class Tables {
  public:
   // E4M3 codes of normal values with this deviation.
-  const std::array<uint8_t, 65536>& Fp8(double code_sigma) {
+  const DrawTable<uint8_t>& Fp8(double code_sigma) {
     return Get(fp8_, code_sigma, [&](uint32_t bits) { return F32ToE4M3(static_cast<float>(NormalQuantiles()[bits] * code_sigma)); });
   }
   // Pairs of E2M1 codes; each has eight of the bits.
-  const std::array<uint8_t, 65536>& Fp4(double code_sigma) {
+  const DrawTable<uint8_t>& Fp4(double code_sigma) {
     return Get(fp4_, code_sigma, [&](uint32_t bits) {
       const auto code = [&](uint32_t byte) { return F32ToE2M1(static_cast<float>(NormalQuantiles()[byte * 256 + 128] * code_sigma)); };
       return static_cast<uint8_t>(code(bits & 255) | (code(bits >> 8) << 4));
     });
   }
+  const DrawTable<uint16_t>& Bf16(double sigma) {
+    return Get(bf16_, sigma, [&](uint32_t bits) { return F32ToBf16(static_cast<float>(sigma * NormalQuantiles()[bits])).bits; });
+  }
 
  private:
-  using Table = std::array<uint8_t, 65536>;
-  template <class F>
-  const Table& Get(std::map<double, std::unique_ptr<Table>>& tables, double sigma, F value) {
-    std::unique_ptr<Table>& table = tables[sigma];
+  template <class T, class F>
+  const DrawTable<T>& Get(std::map<double, std::unique_ptr<DrawTable<T>>>& tables, double sigma, F value) {
+    std::unique_ptr<DrawTable<T>>& table = tables[sigma];
     if (!table) {
-      table = std::make_unique<Table>();
+      table = std::make_unique<DrawTable<T>>();
       for (uint32_t bits = 0; bits < 65536; ++bits) (*table)[bits] = value(bits);
     }
     return *table;
   }
-  std::map<double, std::unique_ptr<Table>> fp8_;
-  std::map<double, std::unique_ptr<Table>> fp4_;
+  std::map<double, std::unique_ptr<DrawTable<uint8_t>>> fp8_;
+  std::map<double, std::unique_ptr<DrawTable<uint8_t>>> fp4_;
+  std::map<double, std::unique_ptr<DrawTable<uint16_t>>> bf16_;
+};
+
+// How one tensor is drawn, with the table of its kind, if it has one.
+struct Source {
+  Recipe recipe;
+  const DrawTable<uint8_t>* bytes = nullptr;
+  const DrawTable<uint16_t>* halves = nullptr;
+
+  Source(const Recipe& of, StoredDType dtype, Tables& tables) : recipe(of) {
+    if (recipe.kind == Recipe::Kind::kFp8 && recipe.donor_key == 0) {
+      bytes = &tables.Fp8(std::ldexp(recipe.sigma, -ScaleExponent(recipe.sigma, kMinFp8CodeSigma)));
+    } else if (recipe.kind == Recipe::Kind::kFp4) {
+      bytes = &tables.Fp4(std::ldexp(recipe.sigma, -ScaleExponent(recipe.sigma, kMinFp4CodeSigma)));
+    } else if (recipe.kind == Recipe::Kind::kNormal && dtype == StoredDType::kBf16) {
+      halves = &tables.Bf16(recipe.sigma);
+    }
+  }
 };
 
 class Recipes {
@@ -304,9 +328,29 @@ double RealValue(const Recipe& recipe, int64_t index) {
   }
 }
 
-// Elements [begin, end) of a tensor as stored. `table` is that of the recipe's kind, if it has one.
-void Fill(const Recipe& recipe, StoredDType dtype, const std::array<uint8_t, 65536>* table, int64_t begin, int64_t end,
-          std::byte* out) {
+// Little-endian, as the file format wants it.
+template <class T>
+std::byte* Put(T value, std::byte* out) {
+  for (size_t b = 0; b < sizeof(T); ++b) *out++ = static_cast<std::byte>((value >> (8 * b)) & 0xff);
+  return out;
+}
+
+// Elements [begin, end) from a table; one word of random bits serves four.
+template <class T>
+void FillFromTable(uint64_t key, const DrawTable<T>& table, int64_t begin, int64_t end, std::byte* out) {
+  const auto single = [&](int64_t i) { out = Put(table[RandomBits16(key, static_cast<uint64_t>(i))], out); };
+  int64_t i = begin;
+  for (; i < end && i % 4 != 0; ++i) single(i);
+  for (; i + 4 <= end; i += 4) {
+    const uint64_t word = RandomWord(key, static_cast<uint64_t>(i / 4));
+    for (int shift = 0; shift < 64; shift += 16) out = Put(table[(word >> shift) & 0xffff], out);
+  }
+  for (; i < end; ++i) single(i);
+}
+
+// Elements [begin, end) of a tensor as stored.
+void Fill(const Source& source, StoredDType dtype, int64_t begin, int64_t end, std::byte* out) {
+  const Recipe& recipe = source.recipe;
   if (recipe.kind == Recipe::Kind::kScale) {
     for (int64_t i = begin; i < end; ++i) {
       const int64_t donor = recipe.head_rows == 0 ? i : DonorRow(recipe, i / recipe.columns) * recipe.columns + i % recipe.columns;
@@ -320,51 +364,18 @@ void Fill(const Recipe& recipe, StoredDType dtype, const std::array<uint8_t, 655
       const double z = kDonorShare * Normal(recipe.donor_key, donor) + kOwnShare * Normal(recipe.key, i);
       *out++ = static_cast<std::byte>(F32ToE4M3(static_cast<float>(z * code_sigma)));
     }
-  } else if (table != nullptr) {
-    int64_t i = begin;
-    for (; i < end && i % 4 != 0; ++i) *out++ = static_cast<std::byte>((*table)[RandomBits16(recipe.key, static_cast<uint64_t>(i))]);
-    for (; i + 4 <= end; i += 4, out += 4) {
-      const uint64_t word = RandomWord(recipe.key, static_cast<uint64_t>(i / 4));
-      out[0] = static_cast<std::byte>((*table)[word & 0xffff]);
-      out[1] = static_cast<std::byte>((*table)[(word >> 16) & 0xffff]);
-      out[2] = static_cast<std::byte>((*table)[(word >> 32) & 0xffff]);
-      out[3] = static_cast<std::byte>((*table)[word >> 48]);
-    }
-    for (; i < end; ++i) *out++ = static_cast<std::byte>((*table)[RandomBits16(recipe.key, static_cast<uint64_t>(i))]);
+  } else if (source.bytes != nullptr) {
+    FillFromTable(recipe.key, *source.bytes, begin, end, out);
+  } else if (source.halves != nullptr) {
+    FillFromTable(recipe.key, *source.halves, begin, end, out);
   } else if (dtype == StoredDType::kBf16) {
-    for (int64_t i = begin; i < end; ++i, out += 2) {
-      const uint16_t bits = F32ToBf16(static_cast<float>(RealValue(recipe, i))).bits;
-      out[0] = static_cast<std::byte>(bits & 0xff);
-      out[1] = static_cast<std::byte>(bits >> 8);
-    }
+    for (int64_t i = begin; i < end; ++i) out = Put(F32ToBf16(static_cast<float>(RealValue(recipe, i))).bits, out);
   } else {
-    for (int64_t i = begin; i < end; ++i, out += 4) {
-      const auto bits = std::bit_cast<uint32_t>(static_cast<float>(RealValue(recipe, i)));
-      for (int b = 0; b < 4; ++b) out[b] = static_cast<std::byte>((bits >> (8 * b)) & 0xff);
-    }
+    for (int64_t i = begin; i < end; ++i) out = Put(std::bit_cast<uint32_t>(static_cast<float>(RealValue(recipe, i))), out);
   }
 }
 
 // ---- Files -----------------------------------------------------------------------------------
-
-// The published division into shards: embeddings, vision, one per layer, head, draft layers, Engram layers.
-size_t ShardOf(const TensorSpec& tensor, const ModelConfig& config) {
-  const int64_t layers = config.num_hidden_layers;
-  switch (tensor.group) {
-    case TensorGroup::kEmbedding:
-      return tensor.name == "embed.weight" ? 0 : static_cast<size_t>(2 + layers);
-    case TensorGroup::kVision:
-      return 1;
-    case TensorGroup::kDraft:
-    case TensorGroup::kDraftExperts:
-      return static_cast<size_t>(3 + layers + std::stoll(tensor.name.substr(4)));
-    case TensorGroup::kEngram:
-    case TensorGroup::kEngramTable:
-      return static_cast<size_t>(3 + layers + config.num_nextn_predict_layers + config.engram_index(std::stoll(tensor.name.substr(7))));
-    default:
-      return static_cast<size_t>(2 + std::stoll(tensor.name.substr(7)));
-  }
-}
 
 Status WriteTextFile(const fs::path& path, const std::string& text) {
   std::ofstream out(path, std::ios::binary | std::ios::trunc);
@@ -524,12 +535,11 @@ Result<std::string> SliceConfigJson(const SliceOptions& options) {
 Status WriteRandomCheckpoint(const RandomCheckpointOptions& options) {
   DI_ASSIGN_OR_RETURN(const ModelConfig config, ParseModelConfig(options.config_json));
   DI_ASSIGN_OR_RETURN(const std::string tokenizer, SmallTokenizerJson(config.vocab_size));
-  std::vector<std::vector<StoredTensor>> shards(static_cast<size_t>(config.num_hidden_layers + 3 + config.num_nextn_predict_layers) +
-                                                config.engram_layer_ids.size());
+  std::vector<std::vector<StoredTensor>> shards(NumPublishedShards(config));
   int64_t total = 0;
   for (TensorSpec& tensor : ExpectedTensors(config)) {
     total += StoredBytes(tensor);
-    shards[ShardOf(tensor, config)].push_back(std::move(tensor));
+    shards[PublishedShard(tensor, config)].push_back(std::move(tensor));
   }
   DI_RETURN_IF_ERROR(PrepareDirectory(options.dir, total));
 
@@ -547,13 +557,7 @@ Status WriteRandomCheckpoint(const RandomCheckpointOptions& options) {
     DI_ASSIGN_OR_RETURN(SafetensorsWriter writer, SafetensorsWriter::Create((dir / name).string(), shards[shard]));
     for (const StoredTensor& tensor : shards[shard]) {
       weight_map[tensor.name] = name;
-      const Recipe recipe = recipes.For(tensor);
-      const std::array<uint8_t, 65536>* table = nullptr;
-      if (recipe.kind == Recipe::Kind::kFp8) {
-        table = &tables.Fp8(std::ldexp(recipe.sigma, -ScaleExponent(recipe.sigma, kMinFp8CodeSigma)));
-      } else if (recipe.kind == Recipe::Kind::kFp4) {
-        table = &tables.Fp4(std::ldexp(recipe.sigma, -ScaleExponent(recipe.sigma, kMinFp4CodeSigma)));
-      }
+      const Source source(recipes.For(tensor), tensor.dtype, tables);
       const int64_t element_bytes = StoredDTypeBytes(tensor.dtype);
       const int64_t elements = StoredBytes(tensor) / element_bytes;
       for (int64_t first = 0; first < elements; first += kPieceElements) {
@@ -561,7 +565,7 @@ Status WriteRandomCheckpoint(const RandomCheckpointOptions& options) {
         pool.ParallelFor(
             count,
             [&](int64_t begin, int64_t end, int) {
-              Fill(recipe, tensor.dtype, table, first + begin, first + end, piece.data() + begin * element_bytes);
+              Fill(source, tensor.dtype, first + begin, first + end, piece.data() + begin * element_bytes);
             },
             16384);
         DI_RETURN_IF_ERROR(writer.Write(std::span(piece).first(static_cast<size_t>(count * element_bytes))));

@@ -42,7 +42,7 @@ Result<MappedFile> OpenIndex(const std::string& dir, bool& exists) {
   return file;
 }
 
-// "It expects N tensors there": what a missing file costs, for its message.
+// A shard that should exist, with what the index expects of it.
 struct ShardPlan {
   std::string name;
   int64_t indexed_tensors = 0;
@@ -198,6 +198,22 @@ Result<Checkpoint> Checkpoint::Open(const std::string& dir) {
   std::sort(tensors.begin(), tensors.end(),
             [](const TensorEntry& a, const TensorEntry& b) { return std::tie(a.name, a.shard) < std::tie(b.name, b.shard); });
   const auto shard_name = [&](int32_t shard) { return checkpoint.shards_[static_cast<size_t>(shard)].name; };
+  // A shard with none of its tensors is another model's: one sentence instead of one per tensor.
+  std::vector<bool> foreign(plans.size(), false);
+  if (has_index) {
+    std::vector<int64_t> placed_right(plans.size(), 0);
+    for (const TensorEntry& tensor : tensors) {
+      const auto indexed = shard_of_tensor.find(tensor.name);
+      if (indexed != shard_of_tensor.end() && indexed->second == tensor.shard) ++placed_right[static_cast<size_t>(tensor.shard)];
+    }
+    for (size_t i = 0; i < plans.size(); ++i) {
+      if (!readable[i] || placed_right[i] > 0) continue;
+      foreign[i] = true;
+      problems.Add(fmt::format("Shard {} does not belong to this checkpoint: it holds none of the {} tensors that the index places "
+                               "in it, but {} others.",
+                               plans[i].name, plans[i].indexed_tensors, checkpoint.shards_[i].num_tensors));
+    }
+  }
   for (size_t i = 0; i < tensors.size(); ++i) {
     const TensorEntry& tensor = tensors[i];
     checkpoint.total_bytes_ += static_cast<int64_t>(tensor.bytes.size());
@@ -206,7 +222,7 @@ Result<Checkpoint> Checkpoint::Open(const std::string& dir) {
                                shard_name(tensors[i - 1].shard), shard_name(tensor.shard)));
       continue;
     }
-    if (!has_index) continue;
+    if (!has_index || foreign[static_cast<size_t>(tensor.shard)]) continue;
     const auto indexed = shard_of_tensor.find(tensor.name);
     if (indexed == shard_of_tensor.end()) {
       problems.Add(fmt::format("Tensor {} ({}) is stored in shard {} but missing from the index.", Quoted(tensor.name),
@@ -216,7 +232,8 @@ Result<Checkpoint> Checkpoint::Open(const std::string& dir) {
   if (has_index) {
     for (const auto& [name, shard] : index.weight_map) {
       const int32_t expected = shard_of_tensor[name];
-      if (!readable[static_cast<size_t>(expected)]) continue;  // reported with its shard
+      const auto at = static_cast<size_t>(expected);
+      if (!readable[at] || foreign[at]) continue;  // reported with its shard
       // The first of equal names has the lowest shard; a second one is already reported.
       const TensorEntry* found = checkpoint.Find(name);
       if (found == nullptr) {

@@ -416,15 +416,14 @@ Status SafetensorsWriter::Finish() {
   DI_CHECK(fd_ >= 0);
   DI_CHECK_EQ(written_, data_bytes_);
   const std::string partial = path_ + ".partial";
-  const bool flushed = ::fsync(fd_) == 0;
-  const int flush_errno = errno;
-  if (!flushed || ::rename(partial.c_str(), path_.c_str()) != 0) {
-    const int error = flushed ? errno : flush_errno;
-    return Fail(error == ENOSPC ? Code::kResourceExhausted : Code::kUnavailable,
+  // Some file systems report a full disk only here.
+  const int closed = ::close(std::exchange(fd_, -1));
+  if (closed != 0 || ::rename(partial.c_str(), path_.c_str()) != 0) {
+    const int error = errno;
+    ::unlink(partial.c_str());
+    return Fail(error == ENOSPC || error == EDQUOT ? Code::kResourceExhausted : Code::kUnavailable,
                 fmt::format("Cannot complete '{}': {}.", path_, std::strerror(error)));
   }
-  ::close(fd_);
-  fd_ = -1;
   return {};
 }
 

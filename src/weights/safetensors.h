@@ -95,7 +95,8 @@ class SafetensorsWriter {
 
   // The next bytes of the data section, in pieces of any size. kResourceExhausted when the disk is full.
   Status Write(std::span<const std::byte> bytes);
-  // All announced bytes must have been written. The file is flushed to the device before it is renamed.
+  // Gives the complete file its name. All announced bytes must have been written. Not flushed to the device: the promise
+  // holds when the process dies, not when the power fails.
   Status Finish();
 
   int64_t data_bytes() const {
