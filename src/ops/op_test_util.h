@@ -110,6 +110,43 @@ inline float Value(const TensorView& view, int64_t element) {
                                       : static_cast<float*>(view.data())[element];
 }
 
+// Checks that an operation on rows gives a row the same bits at 1, 2 and 3 threads and alone. `run(stream, begin, end)` runs it on these
+// rows and returns their result; results of several rows are the results of the rows one after the other.
+template <class Run>
+void ExpectRowsIndependent(int64_t rows, const Run& run) {
+  Stream one(1);
+  const std::vector<uint8_t> expected = run(one, 0, rows);
+  ASSERT_EQ(expected.size() % static_cast<size_t>(rows), 0u);
+  const size_t row_bytes = expected.size() / static_cast<size_t>(rows);
+  for (int threads : {1, 2, 3}) {
+    Stream stream(threads);
+    EXPECT_EQ(run(stream, 0, rows), expected) << threads << " threads";
+    for (int64_t r = 0; r < rows; ++r) {
+      const auto begin = expected.begin() + static_cast<ptrdiff_t>(row_bytes) * r;
+      const std::vector<uint8_t> row(begin, begin + static_cast<ptrdiff_t>(row_bytes));
+      EXPECT_EQ(run(stream, r, r + 1), row) << "row " << r << " alone, " << threads << " threads";
+    }
+  }
+}
+
+// Bytes of the rows of a contiguous view.
+inline std::vector<uint8_t> Bytes(const TensorView& view) {
+  const auto* begin = static_cast<const uint8_t*>(view.data());
+  return {begin, begin + view.num_elements() * DTypeBytes(view.dtype())};
+}
+
+inline std::vector<uint8_t> Joined(std::initializer_list<TensorView> views) {
+  std::vector<uint8_t> bytes;
+  const int64_t rows = views.begin()->rows();
+  for (int64_t r = 0; r < rows; ++r) {
+    for (const TensorView& view : views) {
+      const std::vector<uint8_t> row = Bytes(view.Rows(r, r + 1));
+      bytes.insert(bytes.end(), row.begin(), row.end());
+    }
+  }
+  return bytes;
+}
+
 // One sequence's share of a step: tokens [first, first + count) of the sequence named `id`.
 struct Chunk {
   int id = 0;

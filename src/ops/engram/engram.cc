@@ -1,5 +1,6 @@
 #include "ops/engram/engram.h"
 
+#include "ops/dispatch.h"
 #include "ops/engram/engram_impl.h"
 #include "ops/quantize/group_quantize.h"
 #include "ops/validate.h"
@@ -43,18 +44,26 @@ Status EngramGather(const EngramGatherArgs& args, Stream& stream) {
   const int64_t rows = args.table_rows.rows();
   const int64_t lookups = args.table_rows.dim(1);
   const int64_t channels = args.weight.dim(1);
+  if (channels % 32 != 0) {
+    return Fail(Code::kInvalidArgument, fmt::format("EngramGather: {} channels are not a multiple of 32.", channels), "weight");
+  }
   DI_RETURN_IF_ERROR(ExpectTensor(args.scale, DType::kE8M0, {args.weight.rows(), channels / 32}, "EngramGather", "scale"));
   DI_RETURN_IF_ERROR(ExpectTensor(args.out, DType::kBf16, {rows, lookups * channels}, "EngramGather", "out"));
-  stream.pool().ParallelFor(rows * lookups, [&](int64_t begin, int64_t end, int) {
-    for (int64_t i = begin; i < end; ++i) {
-      const int64_t row = args.table_rows.Row<int64_t>(i / lookups)[i % lookups];
+  // Hash values are below the table's size by construction; anything else is a bug of the caller.
+  for (int64_t t = 0; t < rows; ++t) {
+    for (int64_t i = 0; i < lookups; ++i) {
+      const int64_t row = args.table_rows.Row<int64_t>(t)[i];
       DI_CHECK(row >= 0 && row < args.weight.rows());
-      const uint8_t* codes = args.weight.Row<uint8_t>(row);
-      const uint8_t* scales = args.scale.Row<uint8_t>(row);
-      Bf16* out = args.out.Row<Bf16>(i / lookups) + (i % lookups) * channels;
-      for (int64_t d = 0; d < channels; ++d) out[d] = F32ToBf16(E4M3ToF32(codes[d]) * E8M0ToF32(scales[d / 32]));
     }
-  });
+  }
+  const bool use_reference = UseReference(stream, channels);
+  stream.pool().ParallelFor(
+      rows * lookups,
+      [&](int64_t begin, int64_t end, int) {
+        if (use_reference) return reference::EngramGather(args, begin, end);
+        cpu::EngramGather(stream.cpu_level(), args, begin, end);
+      },
+      16);
   return {};
 }
 
@@ -65,7 +74,13 @@ Status EngramApply(const EngramApplyArgs& args, Stream& stream) {
   DI_RETURN_IF_ERROR(ExpectTensor(args.kv, DType::kBf16, {rows, 5 * hidden}, "EngramApply", "kv"));
   DI_RETURN_IF_ERROR(ExpectTensor(args.q_weight, DType::kBf16, {4, hidden}, "EngramApply", "q_weight"));
   DI_RETURN_IF_ERROR(ExpectTensor(args.k_weight, DType::kBf16, {4, hidden}, "EngramApply", "k_weight"));
-  stream.pool().ParallelFor(rows, [&](int64_t begin, int64_t end, int) { reference::EngramApply(args, begin, end); });
+  if (UseReference(stream, hidden)) {
+    stream.pool().ParallelFor(rows, [&](int64_t begin, int64_t end, int) { reference::EngramApply(args, begin, end); });
+  } else {
+    stream.pool().ParallelFor(4 * rows, [&](int64_t begin, int64_t end, int) {
+      for (int64_t i = begin; i < end; ++i) cpu::EngramApply(stream.cpu_level(), args, i / 4, i % 4);
+    });
+  }
   return {};
 }
 

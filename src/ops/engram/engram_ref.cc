@@ -14,6 +14,18 @@ float EngramGate(float dot) {
 
 namespace reference {
 
+void EngramGather(const EngramGatherArgs& args, int64_t begin, int64_t end) {
+  const int64_t lookups = args.table_rows.dim(1);
+  const int64_t channels = args.weight.dim(1);
+  for (int64_t i = begin; i < end; ++i) {
+    const int64_t row = args.table_rows.Row<int64_t>(i / lookups)[i % lookups];
+    const uint8_t* codes = args.weight.Row<uint8_t>(row);
+    const uint8_t* scales = args.scale.Row<uint8_t>(row);
+    Bf16* out = args.out.Row<Bf16>(i / lookups) + (i % lookups) * channels;
+    for (int64_t d = 0; d < channels; ++d) out[d] = F32ToBf16(E4M3ToF32(codes[d]) * E8M0ToF32(scales[d / 32]));
+  }
+}
+
 void EngramApply(const EngramApplyArgs& args, int64_t row_begin, int64_t row_end) {
   const int64_t hidden = args.streams.dim(2);
   const auto n = static_cast<double>(hidden);

@@ -1,10 +1,49 @@
 #include "ops/hyper_connection/hyper_connection.h"
 
+#include <algorithm>
+#include <cmath>
+
+#include "ops/dispatch.h"
 #include "ops/hyper_connection/hyper_connection_impl.h"
 #include "ops/quantize/group_quantize.h"
 #include "ops/validate.h"
 
 namespace deepinfer {
+namespace {
+
+void MixVector(const HcMixArgs& args, Stream& stream) {
+  ThreadPool& pool = stream.pool();
+  const int64_t rows = args.streams.rows();
+  const auto width = static_cast<double>(args.streams.row_size());
+  ScratchScope scope(stream);
+  auto* sums = scope.Allocate<double>(rows * kHcCoefficients);
+  auto* squares = scope.Allocate<double>(rows);
+  std::fill_n(sums, rows * kHcCoefficients, 0.0);
+  std::fill_n(squares, rows, 0.0);
+  if (rows >= 2 * pool.num_threads()) {
+    pool.ParallelFor(rows, [&](int64_t begin, int64_t end, int) {
+      cpu::HcMixSums(stream.cpu_level(), args, begin, end, 0, kHcCoefficients, sums, squares);
+    });
+  } else {
+    pool.ParallelFor(kHcCoefficients / cpu::kHcOutputTile, [&](int64_t begin, int64_t end, int) {
+      cpu::HcMixSums(stream.cpu_level(), args, 0, rows, begin * cpu::kHcOutputTile, end * cpu::kHcOutputTile, sums, squares);
+    });
+  }
+  pool.ParallelFor(
+      rows,
+      [&](int64_t begin, int64_t end, int) {
+        for (int64_t t = begin; t < end; ++t) {
+          const float r = 1.0f / std::sqrt(static_cast<float>(squares[t] / width) + args.norm_eps);
+          float m[kHcCoefficients];
+          for (int64_t k = 0; k < kHcCoefficients; ++k) m[k] = static_cast<float>(sums[t * kHcCoefficients + k]) * r;
+          HcCoefficients(m, args.base.Row<float>(0), args.scale.Row<float>(0), args.sinkhorn_iterations, args.eps,
+                         args.pre.Row<float>(t), args.post.Row<float>(t), args.comb.Row<float>(t));
+        }
+      },
+      4);
+}
+
+}  // namespace
 
 Status HcMix(const HcMixArgs& args, Stream& stream) {
   DI_RETURN_IF_ERROR(ExpectTensor(args.streams, DType::kBf16, {-1, kHcStreams, -1}, "HcMix", "streams"));
@@ -16,7 +55,11 @@ Status HcMix(const HcMixArgs& args, Stream& stream) {
   DI_RETURN_IF_ERROR(ExpectTensor(args.pre, DType::kF32, {rows, 4}, "HcMix", "pre"));
   DI_RETURN_IF_ERROR(ExpectTensor(args.post, DType::kF32, {rows, 4}, "HcMix", "post"));
   DI_RETURN_IF_ERROR(ExpectTensor(args.comb, DType::kF32, {rows, 16}, "HcMix", "comb"));
-  stream.pool().ParallelFor(rows, [&](int64_t begin, int64_t end, int) { reference::HcMix(args, begin, end); });
+  if (UseReference(stream, width)) {
+    stream.pool().ParallelFor(rows, [&](int64_t begin, int64_t end, int) { reference::HcMix(args, begin, end); });
+  } else {
+    MixVector(args, stream);
+  }
   return {};
 }
 
@@ -33,7 +76,11 @@ Status HcCollapseNorm(const HcCollapseNormArgs& args, Stream& stream) {
       return Fail(Code::kInvalidArgument, fmt::format("HcCollapseNorm: hidden {} is not a multiple of 32.", hidden));
     }
   }
-  stream.pool().ParallelFor(rows, [&](int64_t begin, int64_t end, int) { reference::HcCollapseNorm(args, begin, end); });
+  const bool use_reference = UseReference(stream, hidden);
+  stream.pool().ParallelFor(rows, [&](int64_t begin, int64_t end, int) {
+    if (use_reference) return reference::HcCollapseNorm(args, begin, end);
+    cpu::HcCollapseNorm(stream.cpu_level(), args, begin, end);
+  });
   return {};
 }
 
@@ -43,7 +90,13 @@ Status HcExpand(const HcExpandArgs& args, Stream& stream) {
   DI_RETURN_IF_ERROR(ExpectTensor(args.post, DType::kF32, {rows, 4}, "HcExpand", "post"));
   DI_RETURN_IF_ERROR(ExpectTensor(args.comb, DType::kF32, {rows, 16}, "HcExpand", "comb"));
   DI_RETURN_IF_ERROR(ExpectTensor(args.streams, DType::kBf16, {rows, kHcStreams, args.x.dim(1)}, "HcExpand", "streams"));
-  stream.pool().ParallelFor(rows, [&](int64_t begin, int64_t end, int) { reference::HcExpand(args, begin, end); });
+  if (UseReference(stream, args.x.dim(1))) {
+    stream.pool().ParallelFor(rows, [&](int64_t begin, int64_t end, int) { reference::HcExpand(args, begin, end); });
+  } else {
+    ForChannelBlocks(stream, rows, args.x.dim(1), [&](int64_t row, int64_t begin, int64_t end) {
+      cpu::HcExpand(stream.cpu_level(), args, row, begin, end);
+    });
+  }
   return {};
 }
 

@@ -80,7 +80,7 @@ void RunVector(const IndexerArgs& args, Stream& stream) {
       cpu::IndexQuery query;
       query.codes = scope.Allocate<int8_t>(heads * channels);
       query.scales = scope.Allocate<float>(heads * groups);
-      query.offset = scope.Allocate<int32_t>(heads * groups);
+      query.starts = scope.Allocate<int32_t>(heads * groups);
       query.weights = scope.Allocate<float>(heads);
       query.scores = scope.Allocate<float>(tiles * cpu::kIndexTile);
       query.tiles = ScoresMatter(args, n_vis) ? tiles : 0;

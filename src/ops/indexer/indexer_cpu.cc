@@ -2,8 +2,8 @@
 //
 // Bound by byte multiply-adds while several rows share a key, by reading 68-byte keys otherwise: 2 * heads * channels = 8,192 operations
 // per (row, key). Both sides are E2M1 codes times a power of two per 32 channels. Doubled codes are integers in [-12, 12], so the dot
-// product of a group is an integer below 2^13: `vpmaddubsw` computes it exactly (keys shifted to [0, 24], the shift is taken back
-// per group), and one fp32 multiplication per group by the product of both scales is exact as well. Only the additions of the four
+// product of a group is an integer below 2^13: `vpmaddubsw` computes it exactly (keys shifted to [0, 24]; sums start at minus
+// 12 times the query codes), and one fp32 multiplication per group by the product of both scales is exact as well. Only the additions of the four
 // group results, of heads, and the weights round, in ascending order; all bits are independent of tiles, rows and threads.
 //
 // Per tile of 8 keys: nibbles become bytes by a table look-up, a 4x4 transposition puts the same four channels of 8 keys in one vector,
@@ -75,30 +75,34 @@ void DecodeTile(const uint8_t* const* records, int64_t channels, KeyTile* tile) 
   }
 }
 
+// Adds kHeads heads from `head` on to the scores of 8 keys. Codes, scales and starts of these heads are interleaved.
 template <int kHeads>
-HWY_INLINE __m256 AddHeads(const KeyTile& tile, const cpu::IndexQuery& query, int64_t head, int64_t channels, __m256 score) {
-  const int64_t groups = channels / kQ4PGroup;
+HWY_INLINE __m256 AddHeads(const KeyTile& tile, const cpu::IndexQuery& query, int64_t head, int64_t groups, __m256 score) {
   const __m256i ones = _mm256_set1_epi16(1);
+  const int8_t* codes = query.codes + head * groups * kQ4PGroup;
+  const float* scales = query.scales + head * groups;
+  const int32_t* starts = query.starts + head * groups;
+  const __m256i* quads = tile.quads;
   __m256 dot[kHeads];
   for (int h = 0; h < kHeads; ++h) dot[h] = _mm256_setzero_ps();
-  for (int64_t g = 0; g < groups; ++g) {
+  for (int64_t g = 0; g < groups; ++g, scales += kHeads, starts += kHeads) {
     __m256i sum[kHeads];
-    for (int h = 0; h < kHeads; ++h) sum[h] = _mm256_setzero_si256();
-    const int8_t* codes = query.codes + head * channels + g * kQ4PGroup;
-    for (int64_t t = 0; t < kQuadsPerGroup; ++t) {
-      const __m256i keys = tile.quads[kQuadsPerGroup * g + t];
+    for (int h = 0; h < kHeads; ++h) sum[h] = _mm256_set1_epi32(starts[h]);
+    // Unrolled completely, the compiler keeps all broadcasts alive at once and spills the sums.
+#pragma GCC unroll 4
+    for (int64_t t = 0; t < kQuadsPerGroup; ++t, ++quads, codes += 4 * kHeads) {
+      const __m256i keys = *quads;
       for (int h = 0; h < kHeads; ++h) {
         int32_t quad;
-        std::memcpy(&quad, codes + h * channels + 4 * t, 4);
-        // At most 2 * 24 * 12 per 16-bit lane and 8 of them: no saturation.
+        std::memcpy(&quad, codes + 4 * h, 4);
+        // At most 2 * 24 * 12 per 16-bit lane, 8 of them and the start: no saturation.
         sum[h] = _mm256_add_epi16(sum[h], _mm256_maddubs_epi16(keys, _mm256_set1_epi32(quad)));
       }
     }
     for (int h = 0; h < kHeads; ++h) {
-      const int64_t i = (head + h) * groups + g;
-      const __m256i whole = _mm256_sub_epi32(_mm256_madd_epi16(sum[h], ones), _mm256_set1_epi32(query.offset[i]));
-      const __m256 scale = _mm256_mul_ps(tile.scales[g], _mm256_set1_ps(query.scales[i]));
-      dot[h] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(whole), scale, dot[h]);
+      const __m256 whole = _mm256_cvtepi32_ps(_mm256_madd_epi16(sum[h], ones));
+      const __m256 scale = _mm256_mul_ps(tile.scales[g], _mm256_set1_ps(scales[h]));
+      dot[h] = _mm256_fmadd_ps(whole, scale, dot[h]);
     }
   }
   for (int h = 0; h < kHeads; ++h) {
@@ -114,6 +118,7 @@ void ScoreTiles(const IndexerArgs& args, int64_t sequence, std::span<const cpu::
                 int64_t begin, int64_t end) {
   const int64_t heads = args.q.dim(1);
   const int64_t channels = args.q.dim(2);
+  const int64_t groups = channels / kQ4PGroup;
   const int64_t entries_per_block = args.blocks.dim(1);
   const int64_t record_bytes = args.blocks.dim(2);
   const int32_t* block_table = args.layout.block_table.Row<int32_t>(sequence);
@@ -135,8 +140,8 @@ void ScoreTiles(const IndexerArgs& args, int64_t sequence, std::span<const cpu::
       if (number >= query.tiles) continue;
       __m256 score = _mm256_setzero_ps();
       int64_t h = 0;
-      for (; h + 4 <= heads; h += 4) score = AddHeads<4>(tile, query, h, channels, score);
-      for (; h < heads; ++h) score = AddHeads<1>(tile, query, h, channels, score);
+      for (; h + cpu::kIndexHeads <= heads; h += cpu::kIndexHeads) score = AddHeads<cpu::kIndexHeads>(tile, query, h, groups, score);
+      for (; h < heads; ++h) score = AddHeads<1>(tile, query, h, groups, score);
       _mm256_storeu_ps(query.scores + number * kTile, score);
     }
   }
@@ -158,22 +163,28 @@ void PrepareIndexQuery(const IndexerArgs& args, int64_t row, const IndexQuery& q
   const int64_t groups = channels / kQ4PGroup;
   const Bf16* q = args.q.Row<Bf16>(row);
   for (int64_t h = 0; h < heads; ++h) {
+    // Whole tiles of heads are interleaved quad by quad; heads left over stand alone.
+    const bool whole = h < heads / kIndexHeads * kIndexHeads;
+    const int64_t tile = whole ? kIndexHeads : 1;
+    const int64_t first = whole ? h / kIndexHeads * kIndexHeads : h;
     query.weights[h] = Bf16ToF32(args.weights.Row<Bf16>(row)[h]);
     for (int64_t g = 0; g < groups; ++g) {
       float x[kQ4PGroup];
       for (int64_t i = 0; i < kQ4PGroup; ++i) x[i] = Bf16ToF32(q[h * channels + g * kQ4PGroup + i]);
       // The values are on the grid already; quantising again finds their scale and codes.
       const float scale = E8M0ToF32(Q4PScaleByte(GroupAmax(x, kQ4PGroup)));
-      int8_t* codes = query.codes + h * channels + g * kQ4PGroup;
+      int8_t* codes = query.codes + first * channels + g * kQ4PGroup * tile + 4 * (h - first);
       int32_t sum = 0;
       for (int64_t i = 0; i < kQ4PGroup; ++i) {
         const float value = E2M1ToF32(F32ToE2M1(std::clamp(x[i] / scale, -6.0f, 6.0f)));
         const auto doubled = static_cast<int8_t>(2.0f * value);
-        codes[(i % 2) * (kQ4PGroup / 2) + i / 2] = doubled;
+        const int64_t place = (i % 2) * (kQ4PGroup / 2) + i / 2;  // as the two nibbles of key bytes are decoded
+        codes[place / 4 * 4 * tile + place % 4] = doubled;
         sum += doubled;
       }
-      query.scales[h * groups + g] = 0.5f * scale;
-      query.offset[h * groups + g] = 12 * sum;
+      const int64_t slot = first * groups + g * tile + (h - first);
+      query.scales[slot] = 0.5f * scale;
+      query.starts[slot] = (-12 * sum) & 0xffff;  // in the lower 16-bit lane of each 32
     }
   }
 }

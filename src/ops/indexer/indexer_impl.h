@@ -20,11 +20,14 @@ namespace cpu {
 
 inline constexpr int64_t kIndexTile = 8;
 
-// A query on the integer grid: codes doubled to [-12, 12], one scale per head and group of 32 channels.
+inline constexpr int64_t kIndexHeads = 4;  // heads that share a loaded key quad
+
+// A query on the integer grid: codes doubled to [-12, 12], one scale per head and group of 32 channels. Arrays are laid out as
+// PrepareIndexQuery and the scoring loop agree: by tiles of kIndexHeads heads, then group, then four channels, then head.
 struct IndexQuery {
-  int8_t* codes;    // [heads, channels], channels of a group reordered like decoded keys: even ones first
-  float* scales;    // [heads, groups], half of the group's scale
-  int32_t* offset;  // [heads, groups], 12 times the sum of the group's codes
+  int8_t* codes;    // heads * channels
+  float* scales;    // heads * groups, half of the group's scale
+  int32_t* starts;  // heads * groups, takes back the offset of the key codes
   float* weights;   // [heads]
   float* scores;    // [tiles * 8], written
   int64_t tiles;    // tiles that the row sees

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <vector>
 
+#include "ops/dispatch.h"
 #include "ops/moe/moe_impl.h"
 #include "ops/quantize/group_quantize.h"
 #include "ops/validate.h"
@@ -65,7 +66,13 @@ Status Swiglu(const SwigluArgs& args, Stream& stream) {
   if (channels % kQ8Group != 0) {
     return Fail(Code::kInvalidArgument, fmt::format("Swiglu: {} channels are not a multiple of 32.", channels), "gate");
   }
-  stream.pool().ParallelFor(rows, [&](int64_t begin, int64_t end, int) { reference::Swiglu(args, begin, end); });
+  if (UseReference(stream, channels)) {
+    stream.pool().ParallelFor(rows, [&](int64_t begin, int64_t end, int) { reference::Swiglu(args, begin, end); });
+  } else {
+    ForChannelBlocks(stream, rows, channels, [&](int64_t row, int64_t begin, int64_t end) {
+      cpu::Swiglu(stream.cpu_level(), args, row, begin, end);
+    });
+  }
   return {};
 }
 
@@ -78,7 +85,13 @@ Status MoeCombine(const MoeCombineArgs& args, Stream& stream) {
   DI_RETURN_IF_ERROR(ExpectTensor(args.experts, DType::kI32, {rows, k}, "MoeCombine", "experts"));
   DI_RETURN_IF_ERROR(ExpectTensor(args.routed, DType::kBf16, {rows * k, hidden}, "MoeCombine", "routed"));
   DI_RETURN_IF_ERROR(ExpectTensor(args.y, DType::kBf16, {rows, hidden}, "MoeCombine", "y"));
-  stream.pool().ParallelFor(rows, [&](int64_t begin, int64_t end, int) { reference::MoeCombine(args, begin, end); });
+  if (UseReference(stream, hidden)) {
+    stream.pool().ParallelFor(rows, [&](int64_t begin, int64_t end, int) { reference::MoeCombine(args, begin, end); });
+  } else {
+    ForChannelBlocks(stream, rows, hidden, [&](int64_t row, int64_t begin, int64_t end) {
+      cpu::MoeCombine(stream.cpu_level(), args, row, begin, end);
+    });
+  }
   return {};
 }
 

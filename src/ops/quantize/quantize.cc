@@ -1,5 +1,6 @@
 #include "ops/quantize/quantize.h"
 
+#include "ops/dispatch.h"
 #include "ops/quantize/group_quantize.h"
 #include "ops/quantize/quantize_impl.h"
 #include "ops/validate.h"
@@ -17,7 +18,13 @@ Status QuantizeFp8(const QuantizeFp8Args& args, Stream& stream) {
     return Fail(Code::kInvalidArgument,
                 fmt::format("QuantizeFp8: {} channels are not a multiple of {}.", channels, kQ8Group), "x");
   }
-  stream.pool().ParallelFor(rows, [&](int64_t begin, int64_t end, int) { reference::QuantizeFp8(args, begin, end); });
+  if (UseReference(stream, channels)) {
+    stream.pool().ParallelFor(rows, [&](int64_t begin, int64_t end, int) { reference::QuantizeFp8(args, begin, end); });
+  } else {
+    ForChannelBlocks(stream, rows, channels, [&](int64_t row, int64_t begin, int64_t end) {
+      cpu::QuantizeFp8(stream.cpu_level(), args, row, begin, end);
+    });
+  }
   return {};
 }
 

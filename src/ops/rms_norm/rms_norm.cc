@@ -1,5 +1,6 @@
 #include "ops/rms_norm/rms_norm.h"
 
+#include "ops/dispatch.h"
 #include "ops/quantize/group_quantize.h"
 #include "ops/rms_norm/rms_norm_impl.h"
 #include "ops/validate.h"
@@ -18,7 +19,11 @@ Status RmsNorm(const RmsNormArgs& args, Stream& stream) {
       return Fail(Code::kInvalidArgument, fmt::format("RmsNorm: {} channels are not a multiple of 32.", channels), "x");
     }
   }
-  stream.pool().ParallelFor(rows, [&](int64_t begin, int64_t end, int) { reference::RmsNorm(args, begin, end); });
+  const bool use_reference = UseReference(stream, channels);
+  stream.pool().ParallelFor(rows, [&](int64_t begin, int64_t end, int) {
+    if (use_reference) return reference::RmsNorm(args, begin, end);
+    cpu::RmsNorm(stream.cpu_level(), args, begin, end);
+  });
   return {};
 }
 

@@ -12,3 +12,9 @@ void RmsNorm(const RmsNormArgs& args, int64_t row_begin, int64_t row_end);
 void RmsNormRow(const float* x, const Bf16* weight, int64_t channels, float eps, float* y);
 
 }  // namespace deepinfer::reference
+
+namespace deepinfer::cpu {
+
+void RmsNorm(CpuLevel level, const RmsNormArgs& args, int64_t row_begin, int64_t row_end);
+
+}  // namespace deepinfer::cpu

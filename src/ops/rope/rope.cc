@@ -1,11 +1,10 @@
 #include "ops/rope/rope.h"
 
 #include <cmath>
-#include <vector>
 
+#include "ops/dispatch.h"
 #include "ops/quantize/group_quantize.h"
-#include "ops/rope/rotate.h"
-#include "ops/row_access.h"
+#include "ops/rope/rope_impl.h"
 #include "ops/validate.h"
 
 namespace deepinfer {
@@ -48,25 +47,14 @@ Status Rope(const RopeArgs& args, Stream& stream) {
                             args.quantize_q4p ? " in groups of 32" : ""),
                 "x");
   }
-  stream.pool().ParallelFor(rows, [&](int64_t begin, int64_t end, int) {
-    std::vector<float> head(static_cast<size_t>(channels));
-    std::vector<uint8_t> record(static_cast<size_t>(Q4PRecordBytes(channels)));
-    for (int64_t r = begin; r < end; ++r) {
-      for (int64_t h = 0; h < heads; ++h) {
-        Bf16* x = args.x.Row<Bf16>(r) + h * channels;
-        const int64_t first = args.quantize_q4p ? 0 : channels - 2 * pairs;
-        LoadBf16(x + first, channels - first, head.data() + first);
-        float* rotated = head.data() + channels - 2 * pairs;
-        RotatePairs(rotated, args.table.Row<float>(r), pairs);
-        for (int64_t i = 0; i < 2 * pairs; ++i) rotated[i] = RoundToBf16(rotated[i]);
-        if (args.quantize_q4p) {
-          EncodeQ4PRecord(head.data(), channels, record.data());
-          DecodeQ4PRecord(record.data(), channels, head.data());
-        }
-        StoreRowBf16(head.data() + first, channels - first, x + first);
-      }
-    }
-  });
+  const bool use_reference = UseReference(stream, 2 * pairs);
+  stream.pool().ParallelFor(
+      rows * heads,
+      [&](int64_t begin, int64_t end, int) {
+        if (use_reference) return reference::Rope(args, begin, end);
+        cpu::Rope(stream.cpu_level(), args, begin, end);
+      },
+      32);
   return {};
 }
 

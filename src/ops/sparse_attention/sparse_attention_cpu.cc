@@ -34,31 +34,19 @@ constexpr int64_t kKeyTile = 3;
 constexpr int64_t kKeyGroup = 12;
 constexpr int64_t kVectorTile = 3;
 
-using F32x8 = hn::FixedTag<float, 8>;
-
-// 8 half floats, given as bits, times 2^8 times `scale`.
-HWY_INLINE void StoreHalves(hn::Vec<hn::FixedTag<uint16_t, 8>> halves, float factor, float scale, float* out) {
-  const F32x8 d;
-  const hn::FixedTag<hwy::float16_t, 8> dh;
-  const auto x = hn::PromoteTo(d, hn::BitCast(dh, halves));
-  hn::StoreU(hn::Mul(hn::Mul(x, hn::Set(d, factor)), hn::Set(d, scale)), d, out);
+HWY_INLINE void DecodeQ8(const uint8_t* record, int64_t channels, float* out) {
+  const F32 d;
+  for (int64_t i = 0; i < channels; i += kLanes) {
+    const VecF32 scale = hn::Set(d, E8M0ToF32(record[channels + i / kQ8Group]));
+    hn::StoreU(hn::Mul(LoadE4M3(record + i), scale), d, out + i);
+  }
 }
 
-// E4M3 as a half float has the same mantissa and an exponent bias larger by 8.
-HWY_INLINE void DecodeQ8(const uint8_t* record, int64_t channels, float* out) {
-  const hn::FixedTag<uint16_t, 8> d16;
-  const hn::FixedTag<int16_t, 8> di16;
-  const hn::FixedTag<int8_t, 8> d8;
-  const auto nan_code = hn::Set(d16, 0x3f80);
-  for (int64_t i = 0; i < channels; i += 8) {
-    const float scale = E8M0ToF32(record[channels + i / kQ8Group]);
-    const auto codes = hn::PromoteTo(di16, hn::LoadU(d8, reinterpret_cast<const int8_t*>(record + i)));
-    // The sign extension leaves two copies of the sign on top; the lower one is cleared.
-    const auto halves = hn::And(hn::BitCast(d16, hn::ShiftLeft<7>(codes)), hn::Set(d16, 0xbfff));
-    const auto is_nan = hn::VecFromMask(d16, hn::Eq(hn::And(halves, hn::Set(d16, 0x7fff)), nan_code));
-    const auto bits = hn::Or(hn::AndNot(is_nan, halves), hn::And(is_nan, hn::Set(d16, 0x7e00)));
-    StoreHalves(bits, 256.0f, scale, out + i);
-  }
+// Eight half floats, given as bits, times `scale`.
+HWY_INLINE void StoreHalves(hn::Vec<hn::FixedTag<uint16_t, 8>> bits, float scale, float* out) {
+  const hn::FixedTag<float, 8> d;
+  const hn::FixedTag<hwy::float16_t, 8> dh;
+  hn::StoreU(hn::Mul(hn::PromoteTo(d, hn::BitCast(dh, bits)), hn::Set(d, scale)), d, out);
 }
 
 HWY_INLINE void DecodeQ4E(const uint8_t* record, int64_t channels, float* out) {
@@ -75,8 +63,8 @@ HWY_INLINE void DecodeQ4E(const uint8_t* record, int64_t channels, float* out) {
     const auto low = hn::And(bytes, hn::Set(d8, 15));
     const auto high = hn::BitCast(d8, hn::ShiftRight<4>(hn::BitCast(d16, hn::And(bytes, hn::Set(d8, 0xf0)))));
     const auto values = hn::TableLookupBytes(table, hn::InterleaveLower(d8, low, high));
-    StoreHalves(hn::BitCast(d16, hn::InterleaveLower(d8, zero, values)), 1.0f, scale, out + i);
-    StoreHalves(hn::BitCast(d16, hn::InterleaveUpper(d8, zero, values)), 1.0f, scale, out + i + 8);
+    StoreHalves(hn::BitCast(d16, hn::InterleaveLower(d8, zero, values)), scale, out + i);
+    StoreHalves(hn::BitCast(d16, hn::InterleaveUpper(d8, zero, values)), scale, out + i + 8);
   }
 }
 
