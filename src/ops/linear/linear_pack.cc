@@ -314,10 +314,11 @@ LinearLayout LinearLayoutOf(CpuLevel level) {
     case CpuLevel::kScalar:
       return LinearLayout::kRowMajor;
     case CpuLevel::kAvx2:
+      return LinearLayout::kLanes;
     case CpuLevel::kAvx512:
     case CpuLevel::kAvx512Bf16:
     case CpuLevel::kAmx:
-      return LinearLayout::kLanes;
+      return LinearLayout::kPairs;
   }
   return LinearLayout::kRowMajor;
 }
