@@ -5,7 +5,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cstring>
 #include <ctime>
 #include <nlohmann/json.hpp>
@@ -20,8 +19,6 @@
 namespace deepinfer {
 namespace {
 
-using Clock = std::chrono::steady_clock;
-
 struct OpEntry {
   const char* op;
   Status (*bench)(OpsBench&);
@@ -34,9 +31,24 @@ constexpr CpuLevel kLevels[] = {CpuLevel::kAvx2, CpuLevel::kAvx512, CpuLevel::kA
 // Calls are grouped until one timing lasts this long.
 constexpr double kSecondsPerRun = 0.02;
 
-double Seconds(Clock::time_point since) {
-  return std::chrono::duration<double>(Clock::now() - since).count();
-}
+// Seconds of the wall clock, or of the calling thread's processor time.
+class Timer {
+ public:
+  explicit Timer(bool thread_cpu_time) : clock_(thread_cpu_time ? CLOCK_THREAD_CPUTIME_ID : CLOCK_MONOTONIC), start_(Now()) {
+  }
+  double Seconds() const {
+    return Now() - start_;
+  }
+
+ private:
+  double Now() const {
+    timespec now = {};
+    ::clock_gettime(clock_, &now);
+    return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
+  }
+  clockid_t clock_;
+  double start_;
+};
 
 int64_t LastLevelCacheBytes() {
   int64_t bytes = std::max<int64_t>(::sysconf(_SC_LEVEL3_CACHE_SIZE), ::sysconf(_SC_LEVEL2_CACHE_SIZE));
@@ -69,38 +81,57 @@ __m128i ReadRange(const char* begin, const char* end) {
   return sum[0];
 }
 
-double ReadGbps(const Buffer& buffer, ThreadPool& pool, int runs) {
-  const int64_t lines = buffer.bytes() / 128;
+struct ReadRate {
+  double median_gbps = 0;  // of passes over the buffer
+  double best_gbps = 0;    // of pieces of kPieceBytes
+};
+
+// One call of a bandwidth-bound operation is about this long.
+constexpr int64_t kPieceBytes = int64_t{8} << 20;
+
+ReadRate MeasureRead(const Buffer& buffer, ThreadPool& pool, const OpsBenchOptions& options) {
+  const int64_t pieces = buffer.bytes() / kPieceBytes;
   const char* data = static_cast<const char*>(buffer.data());
+  ReadRate rate;
   std::vector<double> gbps;
-  for (int run = 0; run < runs; ++run) {
-    const Clock::time_point start = Clock::now();
-    pool.ParallelFor(lines, [&](int64_t begin, int64_t end, int) {
-      __m128i sum = ReadRange(data + 128 * begin, data + 128 * end);
-      asm volatile("" : "+x"(sum));
-    });
-    gbps.push_back(static_cast<double>(lines * 128) / Seconds(start) * 1e-9);
+  for (int run = 0; run < options.runs; ++run) {
+    double seconds = 0;
+    for (int64_t piece = 0; piece < pieces; ++piece) {
+      const char* from = data + piece * kPieceBytes;
+      const Timer timer(options.thread_cpu_time);
+      pool.ParallelFor(kPieceBytes / 128, [&](int64_t begin, int64_t end, int) {
+        __m128i sum = ReadRange(from + 128 * begin, from + 128 * end);
+        asm volatile("" : "+x"(sum));
+      });
+      const double piece_seconds = timer.Seconds();
+      seconds += piece_seconds;
+      rate.best_gbps = std::max(rate.best_gbps, static_cast<double>(kPieceBytes) / piece_seconds * 1e-9);
+    }
+    gbps.push_back(static_cast<double>(pieces * kPieceBytes) / seconds * 1e-9);
   }
-  return Median(gbps);
+  rate.median_gbps = Median(gbps);
+  return rate;
 }
 
-// The best of several: a peak is what the machine can do, not what it did on average.
-double PeakGflops(double (*spin)(int64_t), ThreadPool& pool) {
-  int64_t rounds = 1000;
+// The best of many short pieces: a peak is what the machine can do, not what it did on average.
+double PeakGflops(double (*spin)(int64_t), ThreadPool& pool, const OpsBenchOptions& options) {
+  constexpr double kPieceSeconds = 0.0003;
+  constexpr int kPieces = 400;
+  int64_t rounds = 100;
   double best = 0;
-  for (int run = 0; run < 9; ++run) {
+  for (int piece = 0; piece < kPieces;) {
     std::vector<double> flops(static_cast<size_t>(pool.num_threads()));
-    const Clock::time_point start = Clock::now();
+    const Timer timer(options.thread_cpu_time);
     pool.Run([&](int worker) { flops[static_cast<size_t>(worker)] = spin(rounds); });
-    const double seconds = Seconds(start);
+    const double seconds = timer.Seconds();
+    if (seconds < kPieceSeconds) {
+      rounds *= 2;  // too short to count
+      continue;
+    }
     double sum = 0;
     for (double f : flops) sum += f;
     best = std::max(best, sum / seconds * 1e-9);
-    if (seconds < kSecondsPerRun) {
-      rounds *= 8;
-      run = -1;  // too short to count: start over
-      best = 0;
-    }
+    ++piece;
   }
   return best;
 }
@@ -114,40 +145,54 @@ Result<MachineCeilings> MeasureCeilings(const OpsBenchOptions& options, ThreadPo
     std::memset(data + (begin << 12), 1, static_cast<size_t>((end - begin) << 12));
   });
   ThreadPool one(1);
-  ceilings.read_gbps_one_thread = ReadGbps(buffer, one, options.runs);
-  ceilings.read_gbps = ReadGbps(buffer, pool, options.runs);
+  ceilings.read_gbps_one_thread = MeasureRead(buffer, one, options).best_gbps;
+  const ReadRate read = MeasureRead(buffer, pool, options);
+  ceilings.read_gbps = read.best_gbps;
+  ceilings.read_median_gbps = read.median_gbps;
   const CpuFeatures& features = HostCpuFeatures();
-  if (features.avx2) ceilings.fp32_gflops_avx2 = PeakGflops(&SpinFp32Avx2, pool);
-  if (features.avx512) ceilings.fp32_gflops_avx512 = PeakGflops(&SpinFp32Avx512, pool);
-  if (features.avx512_bf16) ceilings.bf16_dot_gflops = PeakGflops(&SpinBf16Dot, pool);
-  if (features.amx_bf16) ceilings.bf16_amx_gflops = PeakGflops(&SpinAmxBf16, pool);
+  if (features.avx2) ceilings.fp32_gflops_avx2 = PeakGflops(&SpinFp32Avx2, pool, options);
+  if (features.avx512) ceilings.fp32_gflops_avx512 = PeakGflops(&SpinFp32Avx512, pool, options);
+  if (features.avx512_bf16) ceilings.bf16_dot_gflops = PeakGflops(&SpinBf16Dot, pool, options);
+  if (features.amx_bf16) ceilings.bf16_amx_gflops = PeakGflops(&SpinAmxBf16, pool, options);
   return ceilings;
 }
 
 struct Timing {
-  double median_us = 0;
-  double min_us = 0;
-  double max_us = 0;
+  double median_us = 0;  // of runs
+  double min_us = 0;     // of runs
+  double max_us = 0;     // of runs
+  double best_us = 0;    // of single calls
 };
 
-Result<Timing> Time(const std::function<Status()>& run, int runs) {
-  Clock::time_point start = Clock::now();
+Result<Timing> Time(const std::function<Status()>& run, const OpsBenchOptions& options) {
   DI_RETURN_IF_ERROR(run());  // first touch
-  start = Clock::now();
+  const Timer second(options.thread_cpu_time);
   DI_RETURN_IF_ERROR(run());
-  const int64_t calls = std::max<int64_t>(1, static_cast<int64_t>(kSecondsPerRun / Seconds(start)));
+  const int64_t calls = std::max<int64_t>(1, static_cast<int64_t>(kSecondsPerRun / second.Seconds()));
+  Timing timing;
+  timing.best_us = 1e12;
   std::vector<double> us;
-  for (int i = 0; i < runs; ++i) {
-    start = Clock::now();
-    for (int64_t call = 0; call < calls; ++call) DI_RETURN_IF_ERROR(run());
-    us.push_back(Seconds(start) * 1e6 / static_cast<double>(calls));
+  for (int i = 0; i < options.runs; ++i) {
+    double seconds = 0;
+    for (int64_t call = 0; call < calls; ++call) {
+      const Timer timer(options.thread_cpu_time);
+      DI_RETURN_IF_ERROR(run());
+      const double call_seconds = timer.Seconds();
+      seconds += call_seconds;
+      timing.best_us = std::min(timing.best_us, call_seconds * 1e6);
+    }
+    us.push_back(seconds * 1e6 / static_cast<double>(calls));
   }
-  return Timing{Median(us), *std::min_element(us.begin(), us.end()), *std::max_element(us.begin(), us.end())};
+  timing.median_us = Median(us);
+  timing.min_us = *std::min_element(us.begin(), us.end());
+  timing.max_us = *std::max_element(us.begin(), us.end());
+  return timing;
 }
 
 nlohmann::ordered_json CeilingsJson(const MachineCeilings& ceilings) {
   return {{"read_gbps_one_thread", ceilings.read_gbps_one_thread},
           {"read_gbps", ceilings.read_gbps},
+          {"read_median_gbps", ceilings.read_median_gbps},
           {"fp32_gflops_avx2", ceilings.fp32_gflops_avx2},
           {"fp32_gflops_avx512", ceilings.fp32_gflops_avx512},
           {"bf16_dot_gflops", ceilings.bf16_dot_gflops},
@@ -181,17 +226,20 @@ double OpsBench::fp32_gflops() const {
   return stream_.cpu_level() >= CpuLevel::kAvx512 ? ceilings_.fp32_gflops_avx512 : ceilings_.fp32_gflops_avx2;
 }
 
-std::pair<double, std::string> OpsBench::Fraction(const Result& result) const {
+OpsBench::Share OpsBench::ShareOf(const Result& result) const {
   const double peak = result.bench_case.peak_gflops > 0 ? result.bench_case.peak_gflops : fp32_gflops();
   const double memory_us = result.bench_case.bytes / ceilings_.read_gbps * 1e-3;
+  const double median_memory_us = result.bench_case.bytes / ceilings_.read_median_gbps * 1e-3;
   const double compute_us = peak > 0 ? result.bench_case.flops / peak * 1e-3 : 0;
-  if (memory_us >= compute_us) return {memory_us / result.median_us, "read bandwidth"};
-  return {compute_us / result.median_us, "peak"};
+  if (memory_us >= compute_us) {
+    return {median_memory_us / result.median_us, memory_us / result.best_us, "read bandwidth"};
+  }
+  return {compute_us / result.median_us, compute_us / result.best_us, "peak"};
 }
 
 Status OpsBench::Measure(const OpsBenchCase& bench_case) {
   if (!Wants(bench_case.op, bench_case.name)) return {};
-  DI_ASSIGN_OR_RETURN(const Timing timing, Time(bench_case.run, options_.runs));
+  DI_ASSIGN_OR_RETURN(const Timing timing, Time(bench_case.run, options_));
   Result result;
   result.bench_case = bench_case;
   result.bench_case.run = nullptr;
@@ -200,18 +248,22 @@ Status OpsBench::Measure(const OpsBenchCase& bench_case) {
   result.median_us = timing.median_us;
   result.min_us = timing.min_us;
   result.max_us = timing.max_us;
+  result.best_us = timing.best_us;
   if (bench_case.other) {
-    DI_ASSIGN_OR_RETURN(const Timing other, Time(bench_case.other, options_.runs));
+    DI_ASSIGN_OR_RETURN(const Timing other, Time(bench_case.other, options_));
     result.other_median_us = other.median_us;
+    result.other_best_us = other.best_us;
   }
   if (options_.progress) {
-    const auto [fraction, ceiling] = Fraction(result);
-    std::string line = fmt::format("{:<12} {:<8} {:<28} {:>10.1f} us {:>7.2f} GB/s {:>8.1f} GFLOP/s {:>5.1f} % of {}",
-                                   CpuLevelName(result.level), bench_case.op, bench_case.name, result.median_us,
-                                   bench_case.bytes / result.median_us * 1e-3, bench_case.flops / result.median_us * 1e-3,
-                                   100 * fraction, ceiling);
+    const Share share = ShareOf(result);
+    std::string line = fmt::format(
+        "{:<12} {:<8} {:<24} {:>9.1f} us (best {:>9.1f}) {:>6.2f} GB/s {:>7.1f} GFLOP/s {:>4.0f} % (best {:>3.0f} %) of {}",
+        CpuLevelName(result.level), bench_case.op, bench_case.name, result.median_us, result.best_us,
+        bench_case.bytes / result.median_us * 1e-3, bench_case.flops / result.median_us * 1e-3, 100 * share.median,
+        100 * share.best, share.ceiling);
     if (result.other_median_us > 0) {
-      line += fmt::format("; {:.2f} x {}", result.other_median_us / result.median_us, bench_case.other_name);
+      line += fmt::format("; {:.2f} x (best {:.2f} x) {}", result.other_median_us / result.median_us,
+                          result.other_best_us / result.best_us, bench_case.other_name);
     }
     options_.progress(line);
   }
@@ -227,14 +279,18 @@ Status RunOpsBench(const OpsBenchOptions& options, std::string* json) {
   if (options.runs < 3 || options.runs > 1000) {
     return Fail(Code::kInvalidArgument, fmt::format("runs is {}; it must be from 3 to 1000.", options.runs), "runs");
   }
+  if (options.thread_cpu_time && options.threads != 1) {
+    return Fail(Code::kInvalidArgument,
+                fmt::format("thread_cpu_time needs threads = 1, but threads is {}.", options.threads), "thread_cpu_time");
+  }
   const int threads = options.threads > 0 ? options.threads : AvailableProcessors();
   Stream stream(threads);
   const CpuLevel best = stream.cpu_level();
   DI_ASSIGN_OR_RETURN(const MachineCeilings ceilings, MeasureCeilings(options, stream.pool()));
   if (options.progress) {
     options.progress(fmt::format(
-        "{} threads; read {:.1f} GB/s (one thread {:.1f}); GFLOP/s: fp32 avx2 {:.0f}, avx512 {:.0f}, bf16 dot {:.0f}, amx {:.0f}",
-        threads, ceilings.read_gbps, ceilings.read_gbps_one_thread, ceilings.fp32_gflops_avx2, ceilings.fp32_gflops_avx512,
+        "{} threads; read {:.1f} GB/s (median {:.1f}, one thread {:.1f}); GFLOP/s: fp32 avx2 {:.0f}, avx512 {:.0f}, bf16 dot {:.0f}, amx {:.0f}",
+        threads, ceilings.read_gbps, ceilings.read_median_gbps, ceilings.read_gbps_one_thread, ceilings.fp32_gflops_avx2, ceilings.fp32_gflops_avx512,
         ceilings.bf16_dot_gflops, ceilings.bf16_amx_gflops));
   }
 
@@ -248,23 +304,27 @@ Status RunOpsBench(const OpsBenchOptions& options, std::string* json) {
       if (!status.has_value()) return WithContext(std::move(status.error()), entry.op);
     }
     for (const OpsBench::Result& result : bench.results()) {
-      const auto [fraction, ceiling] = bench.Fraction(result);
+      const OpsBench::Share share = bench.ShareOf(result);
       nlohmann::ordered_json entry = {{"level", CpuLevelName(result.level)},
                                       {"op", result.bench_case.op},
                                       {"name", result.bench_case.name},
                                       {"median_us", result.median_us},
                                       {"min_us", result.min_us},
                                       {"max_us", result.max_us},
+                                      {"best_call_us", result.best_us},
                                       {"bytes", result.bench_case.bytes},
                                       {"flops", result.bench_case.flops},
                                       {"gbps", result.bench_case.bytes / result.median_us * 1e-3},
                                       {"gflops", result.bench_case.flops / result.median_us * 1e-3},
-                                      {"fraction", fraction},
-                                      {"of", ceiling}};
+                                      {"fraction", share.median},
+                                      {"best_fraction", share.best},
+                                      {"of", share.ceiling}};
       if (result.other_median_us > 0) {
         entry["other"] = result.bench_case.other_name;
         entry["other_median_us"] = result.other_median_us;
+        entry["other_best_call_us"] = result.other_best_us;
         entry["speed_over_other"] = result.other_median_us / result.median_us;
+        entry["best_speed_over_other"] = result.other_best_us / result.best_us;
       }
       cases.push_back(std::move(entry));
     }
@@ -277,6 +337,7 @@ Status RunOpsBench(const OpsBenchOptions& options, std::string* json) {
       {"threads", threads},
       {"runs", options.runs},
       {"filter", options.filter},
+      {"clock", options.thread_cpu_time ? "thread cpu time" : "wall"},
       {"date", UtcNow()},
       {"last_level_cache_bytes", LastLevelCacheBytes()},
       {"ceilings", CeilingsJson(ceilings)},

@@ -20,6 +20,9 @@ struct OpsBenchOptions {
   int runs = 9;               // per case, at least 3; the median is reported
   bool all_levels = false;    // every instruction-set level of the host, not only the best
   bool compare = true;        // also time the comparison library where there is one
+  // Count the calling thread's processor time instead of wall time. For machines that others use at the same time; needs
+  // threads = 1.
+  bool thread_cpu_time = false;
   std::string filter;         // only cases whose name contains this
   // Receives one line of plain text per result, for people who wait. May be empty.
   std::function<void(std::string_view)> progress;

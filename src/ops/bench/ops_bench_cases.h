@@ -5,7 +5,6 @@
 #include <functional>
 #include <string>
 #include <string_view>
-#include <utility>
 #include <vector>
 
 #include "ops/bench/ops_bench.h"
@@ -14,10 +13,11 @@
 namespace deepinfer {
 
 // Measured at the start of the run, all with the run's number of threads unless the name says otherwise. Peaks that the host
-// lacks are 0.
+// lacks are 0. Bandwidth and peaks are the best of many pieces of the length of one call.
 struct MachineCeilings {
   double read_gbps_one_thread = 0;
   double read_gbps = 0;
+  double read_median_gbps = 0;  // of whole passes
   double fp32_gflops_avx2 = 0;
   double fp32_gflops_avx512 = 0;
   double bf16_dot_gflops = 0;
@@ -66,13 +66,21 @@ class OpsBench {
     double median_us = 0;
     double min_us = 0;
     double max_us = 0;
+    double best_us = 0;          // of single calls
     double other_median_us = 0;  // 0: not measured
+    double other_best_us = 0;
+  };
+  // The share of the deciding ceiling that a result reaches: medians against the median ceiling, and the best call against
+  // the best ceiling. On a quiet machine the two agree; where others use the machine, only the second means something.
+  struct Share {
+    double median = 0;
+    double best = 0;
+    std::string ceiling;
   };
   const std::vector<Result>& results() const {
     return results_;
   }
-  // The share of the deciding ceiling that a result reaches, and that ceiling's name.
-  std::pair<double, std::string> Fraction(const Result& result) const;
+  Share ShareOf(const Result& result) const;
 
  private:
   const OpsBenchOptions& options_;

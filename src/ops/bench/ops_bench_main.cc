@@ -1,5 +1,5 @@
 // The ops_bench program: RunOpsBench for machines without the rest of the engine.
-//   ops_bench [--threads N] [--runs N] [--filter TEXT] [--all-levels] [--no-compare] [--json FILE]
+//   ops_bench [--threads N] [--runs N] [--filter TEXT] [--all-levels] [--no-compare] [--thread-cpu-time] [--json FILE]
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
@@ -16,6 +16,8 @@ int main(int argc, char** argv) {
     const char* value = i + 1 < argc ? argv[i + 1] : "";
     if (arg == "--all-levels") {
       options.all_levels = true;
+    } else if (arg == "--thread-cpu-time") {
+      options.thread_cpu_time = true;
     } else if (arg == "--no-compare") {
       options.compare = false;
     } else if (i + 1 >= argc) {

@@ -16,8 +16,11 @@ struct Fp4Tables {
   // E2M1 values as the two upper bytes of fp32.
   __m256i high;
   __m256i low;
-  // 2^16 in every dword, for EvenWordsByMultiply.
-  __m256i word;
+  // Multipliers that stand in for shifts. Zen 3 has shifts and shuffles on two of its four vector pipes, and multiply-adds
+  // on two that overlap with them; integer multiplications use another. With shifts the loop over one row takes 10 cycles
+  // per 64 weights, with multiplications 8.7.
+  __m256i word;        // 2^16 per dword: shift left by 16
+  __m256i shift_four;  // 2^12 per word, for the upper half of the product: shift right by 4
 };
 
 inline Fp4Tables LoadFp4Tables() {
@@ -31,8 +34,10 @@ inline Fp4Tables LoadFp4Tables() {
                                     static_cast<char>(0x80), static_cast<char>(0xc0), 0x00, 0x40,
                                     static_cast<char>(0x80), static_cast<char>(0xc0));
   __m256i word = _mm256_set1_epi32(0x10000);
-  asm("" : "+x"(word));  // or the compiler turns the multiplication back into a shift
-  return {_mm256_broadcastsi128_si256(high), _mm256_broadcastsi128_si256(low), word};
+  __m256i shift_four = _mm256_set1_epi16(0x1000);
+  // Hides the values, or the compiler turns the multiplications back into shifts.
+  asm("" : "+x"(word), "+x"(shift_four));
+  return {_mm256_broadcastsi128_si256(high), _mm256_broadcastsi128_si256(low), word, shift_four};
 }
 
 // The even and the odd words of bf16 as fp32.
@@ -44,32 +49,21 @@ inline __m256 OddWords(__m256i words) {
   return _mm256_castsi256_ps(_mm256_and_si256(words, _mm256_set1_epi32(static_cast<int>(0xffff0000u))));
 }
 
-// EvenWords on another port. Zen 3 has shifts and shuffles on two of its four vector pipes, and multiply-adds on two that
-// overlap with them; an integer multiplication by 2^16 uses a third. With shifts the FP4 loop takes 10 cycles per column,
-// with multiplications 9.3.
-inline __m256 EvenWordsByMultiply(__m256i words, const Fp4Tables& tables) {
-  return _mm256_castsi256_ps(_mm256_mullo_epi32(words, tables.word));
-}
-
-// One column of 64 FP4 codes: calls use(v, values of outputs 8v ... 8v + 7) for v = 0 ... 7.
-template <class Use>
-inline void Fp4Column(const uint8_t* codes, const Fp4Tables& tables, Use use) {
-  const __m256i nibble = _mm256_set1_epi8(15);
+// One column of FP4 codes, low nibbles (kHalf 0: outputs 0-31) or high ones (kHalf 1: outputs 32-63): calls
+// use(v, values of outputs 8v ... 8v + 7) for v = 4 * kHalf ... 4 * kHalf + 3.
+template <int kHalf, class Use>
+inline void Fp4HalfColumn(const uint8_t* codes, const Fp4Tables& tables, Use use) {
   const __m256i bytes = _mm256_load_si256(reinterpret_cast<const __m256i*>(codes));
-  const __m256i low = _mm256_and_si256(bytes, nibble);
-  const __m256i high = _mm256_and_si256(_mm256_srli_epi16(bytes, 4), nibble);
-  const auto half = [&](int v, __m256i index) __attribute__((always_inline)) {
-    const __m256i top = _mm256_shuffle_epi8(tables.high, index);
-    const __m256i second = _mm256_shuffle_epi8(tables.low, index);
-    const __m256i a = _mm256_unpacklo_epi8(second, top);
-    const __m256i b = _mm256_unpackhi_epi8(second, top);
-    use(v, EvenWordsByMultiply(a, tables));
-    use(v + 1, OddWords(a));
-    use(v + 2, EvenWordsByMultiply(b, tables));
-    use(v + 3, OddWords(b));
-  };
-  half(0, low);
-  half(4, high);
+  const __m256i index =
+      _mm256_and_si256(kHalf == 0 ? bytes : _mm256_mulhi_epu16(bytes, tables.shift_four), _mm256_set1_epi8(15));
+  const __m256i top = _mm256_shuffle_epi8(tables.high, index);
+  const __m256i second = _mm256_shuffle_epi8(tables.low, index);
+  const __m256i a = _mm256_unpacklo_epi8(second, top);
+  const __m256i b = _mm256_unpackhi_epi8(second, top);
+  use(4 * kHalf + 0, _mm256_castsi256_ps(_mm256_mullo_epi32(a, tables.word)));
+  use(4 * kHalf + 1, OddWords(a));
+  use(4 * kHalf + 2, _mm256_castsi256_ps(_mm256_mullo_epi32(b, tables.word)));
+  use(4 * kHalf + 3, OddWords(b));
 }
 
 // One column of 64 E4M3 codes. As fp16 bits an E4M3 code is 2^-8 of its value, subnormals included; the conversion to fp32 is
@@ -125,10 +119,26 @@ inline void Prefetch(const uint8_t* address) {
 
 // ---- One row: codes are converted in registers and used once ------------------------------------
 
-inline void AddBlock(const __m256 (&sum)[kVectors], const __m256 (&scale)[kVectors], float* totals) {
-#pragma GCC unroll 8
-  for (int v = 0; v < kVectors; ++v) {
-    _mm256_store_ps(totals + 8 * v, _mm256_fmadd_ps(sum[v], scale[v], _mm256_load_ps(totals + 8 * v)));
+// Half a tile at a time: four accumulators, the tables and the temporaries fit in the registers, eight do not. Four chains of
+// latency 4 are still shorter than the conversion of 32 weights.
+template <int kHalf>
+inline void RowFp4HalfBlock(const uint8_t* from, const float* x, const Fp4Tables& tables, float* totals) {
+  __m256 sum[4];
+#pragma GCC unroll 4
+  for (int v = 0; v < 4; ++v) sum[v] = _mm256_setzero_ps();
+#pragma GCC unroll 2
+  for (int64_t k = 0; k < kLinearBlock; ++k) {
+    const uint8_t* codes = from + 64 + 32 * k;
+    if (kHalf == 0 && k % 2 == 0) Prefetch(codes + kPrefetchBytes);
+    const __m256 xk = _mm256_broadcast_ss(x + k);
+    Fp4HalfColumn<kHalf>(codes, tables, [&](int v, __m256 w) __attribute__((always_inline)) {
+      sum[v - 4 * kHalf] = _mm256_fmadd_ps(xk, w, sum[v - 4 * kHalf]);
+    });
+  }
+#pragma GCC unroll 4
+  for (int v = 0; v < 4; ++v) {
+    const int64_t at = 32 * kHalf + 8 * v;
+    _mm256_store_ps(totals + at, _mm256_fmadd_ps(sum[v], Scales(from + at), _mm256_load_ps(totals + at)));
   }
 }
 
@@ -137,26 +147,9 @@ void RowFp4(const LinearTileJob& job) {
   const Fp4Tables tables = LoadFp4Tables();
   const uint8_t* from = job.tile;
   for (int64_t block = 0; block < job.blocks; ++block, from += kFp4BlockBytes, x += kLinearBlock) {
-    __m256 sum[kVectors];
-#pragma GCC unroll 8
-    for (int v = 0; v < kVectors; ++v) sum[v] = _mm256_setzero_ps();
-    const uint8_t* codes = from + 64;
     Prefetch(from + kPrefetchBytes);
-    for (int64_t k = 0; k < kLinearBlock; k += 2) {
-      Prefetch(codes + 32 * k + kPrefetchBytes);
-#pragma GCC unroll 8
-      for (int64_t i = 0; i < 2; ++i) {
-        const __m256 xk = _mm256_broadcast_ss(x + k + i);
-        Fp4Column(codes + 32 * (k + i), tables, [&](int v, __m256 w) __attribute__((always_inline)) {
-          sum[v] = _mm256_fmadd_ps(xk, w, sum[v]);
-        });
-      }
-    }
-#pragma GCC unroll 8
-    for (int v = 0; v < kVectors; ++v) {
-      float* total = job.totals + 8 * v;
-      _mm256_store_ps(total, _mm256_fmadd_ps(sum[v], Scales(from + 8 * v), _mm256_load_ps(total)));
-    }
+    RowFp4HalfBlock<0>(from, x, tables, job.totals);
+    RowFp4HalfBlock<1>(from, x, tables, job.totals);
   }
 }
 
@@ -241,7 +234,8 @@ void FillPanel(const LinearTileJob& job, int64_t first_block, int64_t blocks, co
         for (int v = 0; v < kVectors; ++v) _mm256_store_ps(scales + 8 * v, Scales(from + 8 * v));
         for (int64_t k = 0; k < kLinearBlock; ++k, to += 16) {
           Prefetch(from + 64 + 32 * k + kPrefetchBytes);
-          Fp4Column(from + 64 + 32 * k, tables, store);
+          Fp4HalfColumn<0>(from + 64 + 32 * k, tables, store);
+          Fp4HalfColumn<1>(from + 64 + 32 * k, tables, store);
         }
         break;
       }
