@@ -39,10 +39,14 @@ Implementation ImplementationFor(const LinearWeight::Packed& packed) {
     case CpuLevel::kScalar:
       break;
     case CpuLevel::kAvx2:
-    case CpuLevel::kAvx512:
-    case CpuLevel::kAvx512Bf16:
-    case CpuLevel::kAmx:
       return {&LinearTileAvx2, false};
+    case CpuLevel::kAvx512:
+      return {&LinearTileAvx512, false};
+    case CpuLevel::kAvx512Bf16:
+      return {&LinearTileAvx512Bf16, true};
+    case CpuLevel::kAmx:
+      // The AMX kernel multiplies scales into bf16 weights; scales beyond bf16's range take the kernel that does not.
+      return {packed.extreme_scales ? &LinearTileAvx512Bf16 : &LinearTileAmx, true};
   }
   return {};
 }

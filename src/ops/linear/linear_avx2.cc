@@ -12,10 +12,15 @@ namespace {
 
 constexpr int kVectors = 8;  // of 8 outputs: one tile
 
-// E2M1 values as the two upper bytes of fp32.
 struct Fp4Tables {
+  // E2M1 values as the two upper bytes of fp32.
   __m256i high;
   __m256i low;
+  // Multipliers that stand in for shifts. Zen 3 has shifts and shuffles on two of its four vector pipes, and multiply-adds
+  // on two that overlap with them; integer multiplications use another. With shifts the loop over one row takes 10 cycles
+  // per 64 weights, with multiplications 8.7.
+  __m256i word;        // 2^16 per dword: shift left by 16
+  __m256i shift_four;  // 2^12 per word, for the upper half of the product: shift right by 4
 };
 
 inline Fp4Tables LoadFp4Tables() {
@@ -28,7 +33,11 @@ inline Fp4Tables LoadFp4Tables() {
                                     static_cast<char>(0x80), static_cast<char>(0xc0), 0x00, 0x00,
                                     static_cast<char>(0x80), static_cast<char>(0xc0), 0x00, 0x40,
                                     static_cast<char>(0x80), static_cast<char>(0xc0));
-  return {_mm256_broadcastsi128_si256(high), _mm256_broadcastsi128_si256(low)};
+  __m256i word = _mm256_set1_epi32(0x10000);
+  __m256i shift_four = _mm256_set1_epi16(0x1000);
+  // Hides the values, or the compiler turns the multiplications back into shifts.
+  asm("" : "+x"(word), "+x"(shift_four));
+  return {_mm256_broadcastsi128_si256(high), _mm256_broadcastsi128_si256(low), word, shift_four};
 }
 
 // The even and the odd words of bf16 as fp32.
@@ -40,43 +49,40 @@ inline __m256 OddWords(__m256i words) {
   return _mm256_castsi256_ps(_mm256_and_si256(words, _mm256_set1_epi32(static_cast<int>(0xffff0000u))));
 }
 
-// One column of 64 FP4 codes: calls use(v, values of outputs 8v ... 8v + 7) for v = 0 ... 7.
-template <class Use>
-inline void Fp4Column(const uint8_t* codes, const Fp4Tables& tables, Use use) {
-  const __m256i nibble = _mm256_set1_epi8(15);
+// One column of FP4 codes, low nibbles (kHalf 0: outputs 0-31) or high ones (kHalf 1: outputs 32-63): calls
+// use(v, values of outputs 8v ... 8v + 7) for v = 4 * kHalf ... 4 * kHalf + 3.
+template <int kHalf, class Use>
+inline void Fp4HalfColumn(const uint8_t* codes, const Fp4Tables& tables, Use use) {
   const __m256i bytes = _mm256_load_si256(reinterpret_cast<const __m256i*>(codes));
-  const __m256i low = _mm256_and_si256(bytes, nibble);
-  const __m256i high = _mm256_and_si256(_mm256_srli_epi16(bytes, 4), nibble);
-  const auto half = [&](int v, __m256i index) __attribute__((always_inline)) {
-    const __m256i top = _mm256_shuffle_epi8(tables.high, index);
-    const __m256i second = _mm256_shuffle_epi8(tables.low, index);
-    const __m256i a = _mm256_unpacklo_epi8(second, top);
-    const __m256i b = _mm256_unpackhi_epi8(second, top);
-    use(v, EvenWords(a));
-    use(v + 1, OddWords(a));
-    use(v + 2, EvenWords(b));
-    use(v + 3, OddWords(b));
-  };
-  half(0, low);
-  half(4, high);
+  const __m256i index =
+      _mm256_and_si256(kHalf == 0 ? bytes : _mm256_mulhi_epu16(bytes, tables.shift_four), _mm256_set1_epi8(15));
+  const __m256i top = _mm256_shuffle_epi8(tables.high, index);
+  const __m256i second = _mm256_shuffle_epi8(tables.low, index);
+  const __m256i a = _mm256_unpacklo_epi8(second, top);
+  const __m256i b = _mm256_unpackhi_epi8(second, top);
+  use(4 * kHalf + 0, _mm256_castsi256_ps(_mm256_mullo_epi32(a, tables.word)));
+  use(4 * kHalf + 1, OddWords(a));
+  use(4 * kHalf + 2, _mm256_castsi256_ps(_mm256_mullo_epi32(b, tables.word)));
+  use(4 * kHalf + 3, OddWords(b));
 }
 
-// One column of 64 E4M3 codes. As bf16 bits an E4M3 code is 2^-120 of its value, subnormals included.
+// One column of 64 E4M3 codes. As fp16 bits an E4M3 code is 2^-8 of its value, subnormals included; the conversion to fp32 is
+// exact and, unlike a multiplication by 2^120 of the code as fp32 bits, has no penalty for subnormal codes on Zen 3.
 template <class Use>
 inline void Fp8Column(const uint8_t* codes, Use use) {
   const __m256i zero = _mm256_setzero_si256();
-  const __m256i mask = _mm256_set1_epi32(static_cast<int>(0x87f087f0u));
-  const __m256 unit = _mm256_set1_ps(0x1p120f);
+  const __m256i mask = _mm256_set1_epi16(static_cast<int16_t>(0xbf80u));
+#pragma GCC unroll 2
   for (int q = 0; q < 2; ++q) {
     const __m256i bytes = _mm256_load_si256(reinterpret_cast<const __m256i*>(codes + 32 * q));
     const __m256i words_a = _mm256_unpacklo_epi8(zero, bytes);
     const __m256i words_b = _mm256_unpackhi_epi8(zero, bytes);
-    const __m256i a = _mm256_and_si256(_mm256_srai_epi16(words_a, 4), mask);
-    const __m256i b = _mm256_and_si256(_mm256_srai_epi16(words_b, 4), mask);
-    use(4 * q + 0, _mm256_mul_ps(EvenWords(a), unit));
-    use(4 * q + 1, _mm256_mul_ps(OddWords(a), unit));
-    use(4 * q + 2, _mm256_mul_ps(EvenWords(b), unit));
-    use(4 * q + 3, _mm256_mul_ps(OddWords(b), unit));
+    const __m256i a = _mm256_and_si256(_mm256_srai_epi16(words_a, 1), mask);
+    const __m256i b = _mm256_and_si256(_mm256_srai_epi16(words_b, 1), mask);
+    use(4 * q + 0, _mm256_cvtph_ps(_mm256_castsi256_si128(a)));
+    use(4 * q + 1, _mm256_cvtph_ps(_mm256_extracti128_si256(a, 1)));
+    use(4 * q + 2, _mm256_cvtph_ps(_mm256_castsi256_si128(b)));
+    use(4 * q + 3, _mm256_cvtph_ps(_mm256_extracti128_si256(b, 1)));
   }
 }
 
@@ -99,6 +105,11 @@ inline int64_t Fp8HeaderBytes(int64_t blocks) {
   return (2 * blocks + 63) / 64 * 64;
 }
 
+// Fp8Column yields 2^-8 of the values; the sums of a block are brought back before they are scaled, which is exact.
+inline __m256 Fp8Unit() {
+  return _mm256_set1_ps(0x1p8f);
+}
+
 // Far enough ahead for DRAM latency at one core's share of the bandwidth.
 constexpr int64_t kPrefetchBytes = 2048;
 
@@ -108,9 +119,26 @@ inline void Prefetch(const uint8_t* address) {
 
 // ---- One row: codes are converted in registers and used once ------------------------------------
 
-inline void AddBlock(const __m256 (&sum)[kVectors], const __m256 (&scale)[kVectors], float* totals) {
-  for (int v = 0; v < kVectors; ++v) {
-    _mm256_store_ps(totals + 8 * v, _mm256_fmadd_ps(sum[v], scale[v], _mm256_load_ps(totals + 8 * v)));
+// Half a tile at a time: four accumulators, the tables and the temporaries fit in the registers, eight do not. Four chains of
+// latency 4 are still shorter than the conversion of 32 weights.
+template <int kHalf>
+inline void RowFp4HalfBlock(const uint8_t* from, const float* x, const Fp4Tables& tables, float* totals) {
+  __m256 sum[4];
+#pragma GCC unroll 4
+  for (int v = 0; v < 4; ++v) sum[v] = _mm256_setzero_ps();
+#pragma GCC unroll 2
+  for (int64_t k = 0; k < kLinearBlock; ++k) {
+    const uint8_t* codes = from + 64 + 32 * k;
+    if (kHalf == 0 && k % 2 == 0) Prefetch(codes + kPrefetchBytes);
+    const __m256 xk = _mm256_broadcast_ss(x + k);
+    Fp4HalfColumn<kHalf>(codes, tables, [&](int v, __m256 w) __attribute__((always_inline)) {
+      sum[v - 4 * kHalf] = _mm256_fmadd_ps(xk, w, sum[v - 4 * kHalf]);
+    });
+  }
+#pragma GCC unroll 4
+  for (int v = 0; v < 4; ++v) {
+    const int64_t at = 32 * kHalf + 8 * v;
+    _mm256_store_ps(totals + at, _mm256_fmadd_ps(sum[v], Scales(from + at), _mm256_load_ps(totals + at)));
   }
 }
 
@@ -119,23 +147,9 @@ void RowFp4(const LinearTileJob& job) {
   const Fp4Tables tables = LoadFp4Tables();
   const uint8_t* from = job.tile;
   for (int64_t block = 0; block < job.blocks; ++block, from += kFp4BlockBytes, x += kLinearBlock) {
-    __m256 sum[kVectors];
-    for (int v = 0; v < kVectors; ++v) sum[v] = _mm256_setzero_ps();
-    const uint8_t* codes = from + 64;
     Prefetch(from + kPrefetchBytes);
-    for (int64_t k = 0; k < kLinearBlock; k += 2) {
-      Prefetch(codes + 32 * k + kPrefetchBytes);
-      for (int64_t i = 0; i < 2; ++i) {
-        const __m256 xk = _mm256_broadcast_ss(x + k + i);
-        Fp4Column(codes + 32 * (k + i), tables, [&](int v, __m256 w) __attribute__((always_inline)) {
-          sum[v] = _mm256_fmadd_ps(xk, w, sum[v]);
-        });
-      }
-    }
-    for (int v = 0; v < kVectors; ++v) {
-      float* total = job.totals + 8 * v;
-      _mm256_store_ps(total, _mm256_fmadd_ps(sum[v], Scales(from + 8 * v), _mm256_load_ps(total)));
-    }
+    RowFp4HalfBlock<0>(from, x, tables, job.totals);
+    RowFp4HalfBlock<1>(from, x, tables, job.totals);
   }
 }
 
@@ -144,6 +158,7 @@ void RowFp8(const LinearTileJob& job) {
   const uint8_t* codes = job.tile + Fp8HeaderBytes(job.blocks);
   for (int64_t block = 0; block < job.blocks; ++block, codes += kFp8BlockBytes, x += kLinearBlock) {
     __m256 sum[kVectors];
+#pragma GCC unroll 8
     for (int v = 0; v < kVectors; ++v) sum[v] = _mm256_setzero_ps();
     for (int64_t k = 0; k < kLinearBlock; ++k) {
       Prefetch(codes + 64 * k + kPrefetchBytes);
@@ -152,11 +167,13 @@ void RowFp8(const LinearTileJob& job) {
         sum[v] = _mm256_fmadd_ps(xk, w, sum[v]);
       });
     }
+#pragma GCC unroll 8
     for (int half = 0; half < 2; ++half) {
       const __m256 scale = Scale(job.tile[2 * block + half]);
+#pragma GCC unroll 8
       for (int v = 4 * half; v < 4 * half + 4; ++v) {
         float* total = job.totals + 8 * v;
-        _mm256_store_ps(total, _mm256_fmadd_ps(sum[v], scale, _mm256_load_ps(total)));
+        _mm256_store_ps(total, _mm256_fmadd_ps(_mm256_mul_ps(sum[v], Fp8Unit()), scale, _mm256_load_ps(total)));
       }
     }
   }
@@ -167,18 +184,22 @@ void RowBf16(const LinearTileJob& job) {
   const uint8_t* codes = job.tile;
   for (int64_t block = 0; block < job.blocks; ++block, codes += kBf16BlockBytes, x += kLinearBlock) {
     __m256 sum[kVectors];
+#pragma GCC unroll 8
     for (int v = 0; v < kVectors; ++v) sum[v] = _mm256_setzero_ps();
     for (int64_t k = 0; k < kLinearBlock; k += 2) {
       const uint8_t* pair = codes + 128 * k;
+#pragma GCC unroll 8
       for (int64_t line = 0; line < 4; ++line) Prefetch(pair + 64 * line + kPrefetchBytes);
       const __m256 x0 = _mm256_broadcast_ss(x + k);
       const __m256 x1 = _mm256_broadcast_ss(x + k + 1);
+#pragma GCC unroll 8
       for (int v = 0; v < kVectors; ++v) {
         const __m256i words = _mm256_load_si256(reinterpret_cast<const __m256i*>(pair + 32 * v));
         sum[v] = _mm256_fmadd_ps(x0, EvenWords(words), sum[v]);
         sum[v] = _mm256_fmadd_ps(x1, OddWords(words), sum[v]);
       }
     }
+#pragma GCC unroll 8
     for (int v = 0; v < kVectors; ++v) {
       float* total = job.totals + 8 * v;
       _mm256_store_ps(total, _mm256_add_ps(_mm256_load_ps(total), sum[v]));
@@ -209,27 +230,35 @@ void FillPanel(const LinearTileJob& job, int64_t first_block, int64_t blocks, co
     switch (job.codes) {
       case LinearCodes::kFp4: {
         const uint8_t* from = job.tile + block * kFp4BlockBytes;
+#pragma GCC unroll 8
         for (int v = 0; v < kVectors; ++v) _mm256_store_ps(scales + 8 * v, Scales(from + 8 * v));
         for (int64_t k = 0; k < kLinearBlock; ++k, to += 16) {
           Prefetch(from + 64 + 32 * k + kPrefetchBytes);
-          Fp4Column(from + 64 + 32 * k, tables, store);
+          Fp4HalfColumn<0>(from + 64 + 32 * k, tables, store);
+          Fp4HalfColumn<1>(from + 64 + 32 * k, tables, store);
         }
         break;
       }
       case LinearCodes::kFp8: {
         const uint8_t* from = job.tile + Fp8HeaderBytes(job.blocks) + block * kFp8BlockBytes;
+#pragma GCC unroll 8
         for (int v = 0; v < kVectors; ++v) _mm256_store_ps(scales + 8 * v, Scale(job.tile[2 * block + v / 4]));
         for (int64_t k = 0; k < kLinearBlock; ++k, to += 16) {
           Prefetch(from + 64 * k + kPrefetchBytes);
-          Fp8Column(from + 64 * k, store);
+          Fp8Column(from + 64 * k, [&](int v, __m256 w) __attribute__((always_inline)) {
+            store(v, _mm256_mul_ps(w, Fp8Unit()));
+          });
         }
         break;
       }
       case LinearCodes::kBf16: {
         const uint8_t* from = job.tile + block * kBf16BlockBytes;
+#pragma GCC unroll 8
         for (int v = 0; v < kVectors; ++v) _mm256_store_ps(scales + 8 * v, _mm256_set1_ps(1.0f));
         for (int64_t k = 0; k < kLinearBlock; k += 2, to += 32) {
+#pragma GCC unroll 8
           for (int64_t line = 0; line < 4; ++line) Prefetch(from + 128 * k + 64 * line + kPrefetchBytes);
+#pragma GCC unroll 8
           for (int v = 0; v < kVectors; ++v) {
             const __m256i words = _mm256_load_si256(reinterpret_cast<const __m256i*>(from + 128 * k + 32 * v));
             float* at = to + (v / 2) * panel.strip + (v % 2) * 8;
@@ -250,20 +279,39 @@ void MultiplyStrips(const float* x, int64_t x_stride, const float* panel, int64_
   constexpr int kCount = 2 * kStrips;
   for (int64_t b = 0; b < blocks; ++b) {
     __m256 sum[kRows][kCount];
+#pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 8
       for (int v = 0; v < kCount; ++v) sum[r][v] = _mm256_setzero_ps();
     }
 #pragma GCC unroll 4
     for (int64_t k = 0; k < kLinearBlock; ++k) {
-      __m256 w[kCount];
-      for (int v = 0; v < kCount; ++v) w[v] = _mm256_load_ps(panel + (v / 2) * strip + 16 * k + 8 * (v % 2));
-      for (int r = 0; r < kRows; ++r) {
-        const __m256 xk = _mm256_broadcast_ss(x + r * x_stride + k);
-        for (int v = 0; v < kCount; ++v) sum[r][v] = _mm256_fmadd_ps(xk, w[v], sum[r][v]);
+      if constexpr (kRows < kCount) {
+        __m256 xk[kRows];
+#pragma GCC unroll 8
+        for (int r = 0; r < kRows; ++r) xk[r] = _mm256_broadcast_ss(x + r * x_stride + k);
+#pragma GCC unroll 8
+        for (int v = 0; v < kCount; ++v) {
+          const __m256 w = _mm256_load_ps(panel + (v / 2) * strip + 16 * k + 8 * (v % 2));
+#pragma GCC unroll 8
+          for (int r = 0; r < kRows; ++r) sum[r][v] = _mm256_fmadd_ps(xk[r], w, sum[r][v]);
+        }
+      } else {
+        __m256 w[kCount];
+#pragma GCC unroll 8
+        for (int v = 0; v < kCount; ++v) w[v] = _mm256_load_ps(panel + (v / 2) * strip + 16 * k + 8 * (v % 2));
+#pragma GCC unroll 8
+        for (int r = 0; r < kRows; ++r) {
+          const __m256 xk = _mm256_broadcast_ss(x + r * x_stride + k);
+#pragma GCC unroll 8
+          for (int v = 0; v < kCount; ++v) sum[r][v] = _mm256_fmadd_ps(xk, w[v], sum[r][v]);
+        }
       }
     }
+#pragma GCC unroll 8
     for (int v = 0; v < kCount; ++v) {
       const __m256 scale = _mm256_load_ps(scales + 8 * v);
+#pragma GCC unroll 8
       for (int r = 0; r < kRows; ++r) {
         float* total = totals + r * kLinearTileOutputs + 8 * v;
         _mm256_store_ps(total, _mm256_fmadd_ps(sum[r][v], scale, _mm256_load_ps(total)));

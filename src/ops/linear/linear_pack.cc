@@ -25,13 +25,18 @@ int64_t CeilDiv(int64_t a, int64_t b) {
 }
 
 // The output (0 ... 31) whose code is byte j of a group of 32 in the kLanes layout.
-constexpr int LaneOutput(int j) {
+constexpr int Fp4LaneOutput(int j) {
   return 16 * (j / 8 % 2) + 8 * (j % 2) + 4 * (j / 16) + j / 2 % 4;
 }
 
-constexpr int LaneByte(int output) {
+constexpr int Fp8LaneOutput(int j) {
+  return 16 * (j / 8 % 2) + 8 * (j / 16) + j % 8;
+}
+
+template <class LaneOutput>
+constexpr int LaneByte(LaneOutput lane_output, int output) {
   for (int j = 0; j < 32; ++j) {
-    if (LaneOutput(j) == output) return j;
+    if (lane_output(j) == output) return j;
   }
   return -1;
 }
@@ -86,7 +91,8 @@ int64_t Bf16Offset(int64_t output, int64_t k) {
 int64_t Fp8Offset(LinearLayout layout, int64_t blocks, int64_t output, int64_t k) {
   const int64_t header = Fp8HeaderBytes(blocks);
   if (layout == LinearLayout::kPairs) return header + (k / 2) * 2 * kTile + output * 2 + k % 2;
-  return header + k * kTile + output / 32 * 32 + LaneByte(static_cast<int>(output % 32));
+  return header + k * kTile + output / 32 * 32 +
+         LaneByte(Fp8LaneOutput, static_cast<int>(output % 32));
 }
 
 struct NibblePlace {
@@ -102,7 +108,8 @@ NibblePlace Fp4Place(LinearLayout layout, int64_t output, int64_t k) {
     const int64_t bit = (column % 2) * 16 + (column % 8) / 2 * 4;
     return {block + (column / 8) * 4 * kTile + output * 4 + bit / 8, static_cast<int>(bit % 8)};
   }
-  return {block + column * kTile / 2 + LaneByte(static_cast<int>(output % 32)), output >= 32 ? 4 : 0};
+  return {block + column * kTile / 2 + LaneByte(Fp4LaneOutput, static_cast<int>(output % 32)),
+          output >= 32 ? 4 : 0};
 }
 
 int64_t Fp4ScaleOffset(int64_t output, int64_t block) {
@@ -210,7 +217,7 @@ void FillTile(const LinearSource& source, LinearLayout layout, int64_t blocks, i
       return;
     }
     const uint8_t* by_byte[kTile];
-    for (int j = 0; j < kTile; ++j) by_byte[j] = rows[j / 32 * 32 + LaneOutput(j % 32)];
+    for (int j = 0; j < kTile; ++j) by_byte[j] = rows[j / 32 * 32 + Fp8LaneOutput(j % 32)];
     for (int64_t k = 0; k < source.k; ++k) {
       uint8_t* to = tile + Fp8HeaderBytes(blocks) + k * kTile;
       for (int64_t j = 0; j < kTile; ++j) to[j] = KernelFp8(by_byte[j][k]);
@@ -240,8 +247,8 @@ void FillTile(const LinearSource& source, LinearLayout layout, int64_t blocks, i
   const uint8_t* low[32];
   const uint8_t* high[32];
   for (int j = 0; j < 32; ++j) {
-    low[j] = rows[LaneOutput(j)];
-    high[j] = rows[32 + LaneOutput(j)];
+    low[j] = rows[Fp4LaneOutput(j)];
+    high[j] = rows[32 + Fp4LaneOutput(j)];
   }
   for (int64_t k = 0; k < source.k; k += 2) {
     uint8_t* even = tile + Fp4Place(layout, 0, k).offset;
@@ -307,10 +314,11 @@ LinearLayout LinearLayoutOf(CpuLevel level) {
     case CpuLevel::kScalar:
       return LinearLayout::kRowMajor;
     case CpuLevel::kAvx2:
+      return LinearLayout::kLanes;
     case CpuLevel::kAvx512:
     case CpuLevel::kAvx512Bf16:
     case CpuLevel::kAmx:
-      return LinearLayout::kLanes;
+      return LinearLayout::kPairs;
   }
   return LinearLayout::kRowMajor;
 }

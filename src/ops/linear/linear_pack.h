@@ -17,8 +17,9 @@
 //   kLanes (AVX2): one column at a time, because AVX2 has no 16-entry 32-bit table; bytes are permuted such that the
 //     in-lane unpack instructions leave eight consecutive outputs in one register.
 //     bf16  as kPairs.
-//     FP8   64 bytes per column; FP4 32 bytes per column, outputs 0-31 in the low nibbles and 32-63 in the high ones.
-//           Byte j of 32 is output 16 * (j / 8 % 2) + 8 * (j % 2) + 4 * (j / 16) + j / 2 % 4.
+//     FP8   64 bytes per column; byte j of 32 is output 16 * (j / 8 % 2) + 8 * (j / 16) + j % 8.
+//     FP4   32 bytes per column, outputs 0-31 in the low nibbles and 32-63 in the high ones; byte j is output
+//           16 * (j / 8 % 2) + 8 * (j % 2) + 4 * (j / 16) + j / 2 % 4.
 //
 // NaN never reaches a kernel: an output with a NaN code (FP8) or NaN scale is NaN for every x, so such outputs are listed and
 // overwritten at the end, and their codes and scales are stored as zero and one.

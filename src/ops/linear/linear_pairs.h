@@ -1,0 +1,109 @@
+// Codes of the kPairs layout as pairs of bf16, one dword (columns k, k + 1) per output: what vdpbf16ps and the AMX tiles take.
+// Included by linear_avx512_bf16.cc and linear_amx.cc only, which are compiled for AVX-512; everything has internal linkage.
+#pragma once
+
+#include <immintrin.h>
+
+#include "ops/linear/linear_kernels.h"
+
+namespace deepinfer {
+namespace {
+
+constexpr int kStrips = 4;  // of 16 outputs: one tile
+constexpr int64_t kFp4BlockBytes = 64 + 32 * 32;
+constexpr int64_t kFp8BlockBytes = 32 * 64;
+constexpr int64_t kBf16BlockBytes = 32 * 128;
+constexpr int kPairs = 16;  // per block
+// Far enough ahead for DRAM latency at one core's share of the bandwidth.
+constexpr int64_t kPrefetchBytes = 2048;
+
+inline void Prefetch(const uint8_t* address) {
+  _mm_prefetch(reinterpret_cast<const char*>(address), _MM_HINT_T0);
+}
+
+inline int64_t Fp8HeaderBytes(int64_t blocks) {
+  return (2 * blocks + 63) / 64 * 64;
+}
+
+// The scale bytes of 16 outputs in one block, as dwords.
+template <LinearCodes kCodes>
+inline __m512i ScaleBytes(const LinearTileJob& job, int64_t block, int strip) {
+  static_assert(kCodes != LinearCodes::kBf16);
+  if constexpr (kCodes == LinearCodes::kFp4) {
+    return _mm512_cvtepu8_epi32(
+        _mm_load_si128(reinterpret_cast<const __m128i*>(job.tile + block * kFp4BlockBytes + 16 * strip)));
+  } else {
+    return _mm512_set1_epi32(job.tile[2 * block + strip / 2]);
+  }
+}
+
+// 16-bit words 0 ... 15 twice: permutes look at five index bits, and the fifth belongs to the neighbouring code.
+inline __m512i RepeatWords(__m256i words) {
+  return _mm512_inserti64x4(_mm512_castsi256_si512(words), words, 1);
+}
+
+// Calls use(pair, strip, 16 dwords of bf16 pairs) for the 16 pairs of columns of a block, ascending for every strip. Values are
+// unscaled.
+template <LinearCodes kCodes, class Use>
+inline void DecodePairs(const LinearTileJob& job, int64_t block, Use use) {
+  if constexpr (kCodes == LinearCodes::kFp4) {
+    // 0 0.5 1 1.5 2 3 4 6 and the same negated, as bf16.
+    const __m512i values = RepeatWords(_mm256_setr_epi16(
+        0x0000, 0x3f00, 0x3f80, 0x3fc0, 0x4000, 0x4040, 0x4080, 0x40c0, static_cast<int16_t>(0x8000),
+        static_cast<int16_t>(0xbf00), static_cast<int16_t>(0xbf80), static_cast<int16_t>(0xbfc0),
+        static_cast<int16_t>(0xc000), static_cast<int16_t>(0xc040), static_cast<int16_t>(0xc080),
+        static_cast<int16_t>(0xc0c0)));
+    const uint8_t* codes = job.tile + block * kFp4BlockBytes + 64;
+    for (int pair = 0; pair < kPairs; pair += 4, codes += 256) {
+      __m512i words[kStrips];
+#pragma GCC unroll 4
+      for (int s = 0; s < kStrips; ++s) {
+        Prefetch(codes + 64 * s + kPrefetchBytes);
+        words[s] = _mm512_load_si512(codes + 64 * s);
+      }
+#pragma GCC unroll 4
+      for (int p = 0; p < 4; ++p) {
+#pragma GCC unroll 4
+        for (int s = 0; s < kStrips; ++s) {
+          use(pair + p, s, _mm512_permutexvar_epi16(_mm512_srli_epi16(words[s], static_cast<unsigned>(4 * p)), values));
+        }
+      }
+    }
+  } else if constexpr (kCodes == LinearCodes::kFp8) {
+    // Normal codes: exponent and mantissa move into place and the bias changes from 7 to 127. Subnormal codes 1 ... 7 are
+    // multiples of 2^-9; dot products take subnormal operands as zero, so they must become normal here.
+    const __m512i subnormals = RepeatWords(
+        _mm256_setr_epi16(0x0000, 0x3b00, 0x3b80, 0x3bc0, 0x3c00, 0x3c20, 0x3c40, 0x3c60, 0, 0, 0, 0, 0, 0, 0, 0));
+    const __m512i magnitude_mask = _mm512_set1_epi16(0x7f);
+    const __m512i bias = _mm512_set1_epi16(0x3c00);  // (127 - 7) << 7
+    const __m512i first_normal = _mm512_set1_epi16(8);
+    const __m512i sign = _mm512_set1_epi16(static_cast<int16_t>(0x8000));
+    const uint8_t* codes = job.tile + Fp8HeaderBytes(job.blocks) + block * kFp8BlockBytes;
+    for (int pair = 0; pair < kPairs; ++pair, codes += 128) {
+      Prefetch(codes + kPrefetchBytes);
+      Prefetch(codes + 64 + kPrefetchBytes);
+#pragma GCC unroll 4
+      for (int s = 0; s < kStrips; ++s) {
+        const __m512i words =
+            _mm512_cvtepu8_epi16(_mm256_load_si256(reinterpret_cast<const __m256i*>(codes + 32 * s)));
+        const __m512i magnitude = _mm512_and_si512(words, magnitude_mask);
+        const __m512i normal = _mm512_add_epi16(_mm512_slli_epi16(magnitude, 4), bias);
+        const __mmask32 is_subnormal = _mm512_cmplt_epu16_mask(magnitude, first_normal);
+        const __m512i value = _mm512_mask_permutexvar_epi16(normal, is_subnormal, magnitude, subnormals);
+        use(pair, s, _mm512_or_si512(value, _mm512_and_si512(_mm512_slli_epi16(words, 8), sign)));
+      }
+    }
+  } else {
+    const uint8_t* codes = job.tile + block * kBf16BlockBytes;
+    for (int pair = 0; pair < kPairs; ++pair, codes += 256) {
+#pragma GCC unroll 4
+      for (int s = 0; s < kStrips; ++s) {
+        Prefetch(codes + 64 * s + kPrefetchBytes);
+        use(pair, s, _mm512_load_si512(codes + 64 * s));
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace deepinfer
