@@ -19,7 +19,8 @@ struct Shape {
   int64_t k;
 };
 
-// Expert up and down projections, query down-projection, query up-projection, output down-projection.
+// Expert up and down projections, query down-projection, query up-projection, output
+// down-projection.
 constexpr Shape kShapes[] = {{2304, 5120}, {5120, 2304}, {1280, 5120}, {32768, 1280}, {5120, 8192}};
 constexpr int64_t kRows[] = {1, 4, 16, 64, 256};
 
@@ -27,8 +28,9 @@ struct Format {
   WeightFormat format;
   const char* name;
 };
-constexpr Format kFormats[] = {
-    {WeightFormat::kFp4Group, "mxfp4"}, {WeightFormat::kFp8Block, "mxfp8"}, {WeightFormat::kBf16, "bf16"}};
+constexpr Format kFormats[] = {{WeightFormat::kFp4Group, "mxfp4"},
+                               {WeightFormat::kFp8Block, "mxfp8"},
+                               {WeightFormat::kBf16, "bf16"}};
 
 struct Weights {
   std::vector<uint8_t> codes;
@@ -59,7 +61,8 @@ Result<Weights> MakeWeights(WeightFormat format, const Shape& shape, Stream& str
       }
       weights.scales.assign(static_cast<size_t>((shape.n + 31) / 32 * (shape.k / 32)), 118);
       source.weight = TensorView(weights.codes.data(), DType::kFp8E4M3, {shape.n, shape.k});
-      source.scale = TensorView(weights.scales.data(), DType::kE8M0, {(shape.n + 31) / 32, shape.k / 32});
+      source.scale =
+          TensorView(weights.scales.data(), DType::kE8M0, {(shape.n + 31) / 32, shape.k / 32});
       break;
     case WeightFormat::kFp4Group:
       weights.codes.resize(static_cast<size_t>(count / 2));
@@ -106,15 +109,16 @@ Status BenchLinear(OpsBench& bench) {
         }
         std::vector<Bf16> x(static_cast<size_t>(rows * shape.k));
         std::mt19937_64 random(2);
-        for (Bf16& value : x) value = F32ToBf16(static_cast<float>(random() >> 40) * 0x1p-23f - 1.0f);
+        for (Bf16& value : x)
+          value = F32ToBf16(static_cast<float>(random() >> 40) * 0x1p-23f - 1.0f);
         std::vector<Bf16> y(static_cast<size_t>(rows * shape.n));
         size_t next = 0;
 
         OpsBenchCase bench_case;
         bench_case.op = "linear";
         bench_case.name = name;
-        bench_case.bytes =
-            static_cast<double>(weights->copies[0].bytes() + 2 * rows * shape.k + 2 * rows * shape.n);
+        bench_case.bytes = static_cast<double>(weights->copies[0].bytes() + 2 * rows * shape.k +
+                                               2 * rows * shape.n);
         bench_case.flops = 2.0 * static_cast<double>(rows * shape.n * shape.k);
         bench_case.peak_gflops = Peak(bench, stream.cpu_level());
         bench_case.run = [&]() -> Status {
@@ -127,9 +131,9 @@ Status BenchLinear(OpsBench& bench) {
         };
         std::unique_ptr<OnednnLinear> other;
         if (bench.options().compare) {
-          Result<OnednnLinear> created =
-              OnednnLinear::Create(rows, shape.n, shape.k, OpsBench::CopiesForColdData(2 * shape.n * shape.k),
-                                   stream.pool().num_threads());
+          Result<OnednnLinear> created = OnednnLinear::Create(
+              rows, shape.n, shape.k, OpsBench::CopiesForColdData(2 * shape.n * shape.k),
+              stream.pool().num_threads());
           if (created.has_value()) {
             other = std::make_unique<OnednnLinear>(std::move(*created));
             bench_case.other_name = other->name();

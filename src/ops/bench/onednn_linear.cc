@@ -3,8 +3,8 @@
 #if DI_HAVE_ONEDNN
 #include <omp.h>
 
-#include <dnnl.hpp>
 #include <cstring>
+#include <dnnl.hpp>
 #include <exception>
 #include <unordered_map>
 #include <vector>
@@ -25,7 +25,8 @@ struct OnednnLinear::Impl {
   int threads = 1;
 };
 
-Result<OnednnLinear> OnednnLinear::Create(int64_t m, int64_t n, int64_t k, int64_t copies, int threads) {
+Result<OnednnLinear> OnednnLinear::Create(int64_t m, int64_t n, int64_t k, int64_t copies,
+                                          int threads) {
   try {
     using Tag = dnnl::memory::format_tag;
     using Type = dnnl::memory::data_type;
@@ -55,7 +56,8 @@ Result<OnednnLinear> OnednnLinear::Create(int64_t m, int64_t n, int64_t k, int64
             if (type == Type::bf16) {
               uint32_t bits = 0;
               std::memcpy(&bits, &value, 4);
-              static_cast<uint16_t*>(memory.get_data_handle())[i] = static_cast<uint16_t>(bits >> 16);
+              static_cast<uint16_t*>(memory.get_data_handle())[i] =
+                  static_cast<uint16_t>(bits >> 16);
             } else {
               static_cast<float*>(memory.get_data_handle())[i] = value;
             }
@@ -76,7 +78,8 @@ Result<OnednnLinear> OnednnLinear::Create(int64_t m, int64_t n, int64_t k, int64
       }
     }
     const dnnl_version_t* version = dnnl_version();
-    linear.name_ = fmt::format("oneDNN {}.{}.{} {}", version->major, version->minor, version->patch, chosen);
+    linear.name_ =
+        fmt::format("oneDNN {}.{}.{} {}", version->major, version->minor, version->patch, chosen);
     return linear;
   } catch (const std::exception& error) {
     return Fail(Code::kInternal, fmt::format("oneDNN cannot run this matmul: {}.", error.what()));

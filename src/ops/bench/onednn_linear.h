@@ -1,4 +1,5 @@
-// oneDNN's matmul for y = x * W^T, the comparison of the linear benchmark. Present only where the library is.
+// oneDNN's matmul for y = x * W^T, the comparison of the linear benchmark. Present only where the
+// library is.
 #pragma once
 
 #include <cstdint>
@@ -11,8 +12,9 @@ namespace deepinfer {
 
 class OnednnLinear {
  public:
-  // bf16 x, weights and y where oneDNN has a real implementation for this CPU, else fp32. `copies` weights of its preferred
-  // layout, so that runs read cold memory. Errors: kUnsupported (built without oneDNN), kInternal.
+  // bf16 x, weights and y where oneDNN has a real implementation for this CPU, else fp32. `copies`
+  // weights of its preferred layout, so that runs read cold memory. Errors: kUnsupported (built
+  // without oneDNN), kInternal.
   static Result<OnednnLinear> Create(int64_t m, int64_t n, int64_t k, int64_t copies, int threads);
   OnednnLinear(OnednnLinear&&) noexcept;
   ~OnednnLinear();

@@ -27,15 +27,16 @@ constexpr OpEntry kOps[] = {
     {"linear", &BenchLinear},
 };
 
-constexpr CpuLevel kLevels[] = {CpuLevel::kAvx2, CpuLevel::kAvx512, CpuLevel::kAvx512Bf16, CpuLevel::kAmx};
+constexpr CpuLevel kLevels[] = {CpuLevel::kAvx2, CpuLevel::kAvx512, CpuLevel::kAvx512Bf16,
+                                CpuLevel::kAmx};
 // Calls are grouped until one timing lasts this long.
 constexpr double kSecondsPerRun = 0.02;
 
 // Seconds of the wall clock, or of the calling thread's processor time.
 class Timer {
  public:
-  explicit Timer(bool thread_cpu_time) : clock_(thread_cpu_time ? CLOCK_THREAD_CPUTIME_ID : CLOCK_MONOTONIC), start_(Now()) {
-  }
+  explicit Timer(bool thread_cpu_time)
+      : clock_(thread_cpu_time ? CLOCK_THREAD_CPUTIME_ID : CLOCK_MONOTONIC), start_(Now()) {}
   double Seconds() const {
     return Now() - start_;
   }
@@ -51,7 +52,8 @@ class Timer {
 };
 
 int64_t LastLevelCacheBytes() {
-  int64_t bytes = std::max<int64_t>(::sysconf(_SC_LEVEL3_CACHE_SIZE), ::sysconf(_SC_LEVEL2_CACHE_SIZE));
+  int64_t bytes =
+      std::max<int64_t>(::sysconf(_SC_LEVEL3_CACHE_SIZE), ::sysconf(_SC_LEVEL2_CACHE_SIZE));
   return std::clamp<int64_t>(bytes, int64_t{8} << 20, int64_t{512} << 20);
 }
 
@@ -105,7 +107,8 @@ ReadRate MeasureRead(const Buffer& buffer, ThreadPool& pool, const OpsBenchOptio
       });
       const double piece_seconds = timer.Seconds();
       seconds += piece_seconds;
-      rate.best_gbps = std::max(rate.best_gbps, static_cast<double>(kPieceBytes) / piece_seconds * 1e-9);
+      rate.best_gbps =
+          std::max(rate.best_gbps, static_cast<double>(kPieceBytes) / piece_seconds * 1e-9);
     }
     gbps.push_back(static_cast<double>(pieces * kPieceBytes) / seconds * 1e-9);
   }
@@ -168,7 +171,8 @@ Result<Timing> Time(const std::function<Status()>& run, const OpsBenchOptions& o
   DI_RETURN_IF_ERROR(run());  // first touch
   const Timer second(options.thread_cpu_time);
   DI_RETURN_IF_ERROR(run());
-  const int64_t calls = std::max<int64_t>(1, static_cast<int64_t>(kSecondsPerRun / second.Seconds()));
+  const int64_t calls =
+      std::max<int64_t>(1, static_cast<int64_t>(kSecondsPerRun / second.Seconds()));
   Timing timing;
   timing.best_us = 1e12;
   std::vector<double> us;
@@ -211,8 +215,7 @@ std::string UtcNow() {
 }  // namespace
 
 OpsBench::OpsBench(const OpsBenchOptions& options, const MachineCeilings& ceilings, Stream& stream)
-    : options_(options), ceilings_(ceilings), stream_(stream) {
-}
+    : options_(options), ceilings_(ceilings), stream_(stream) {}
 
 bool OpsBench::Wants(std::string_view op, std::string_view name) const {
   return fmt::format("{} {}", op, name).find(options_.filter) != std::string::npos;
@@ -223,11 +226,13 @@ int64_t OpsBench::CopiesForColdData(int64_t bytes) {
 }
 
 double OpsBench::fp32_gflops() const {
-  return stream_.cpu_level() >= CpuLevel::kAvx512 ? ceilings_.fp32_gflops_avx512 : ceilings_.fp32_gflops_avx2;
+  return stream_.cpu_level() >= CpuLevel::kAvx512 ? ceilings_.fp32_gflops_avx512
+                                                  : ceilings_.fp32_gflops_avx2;
 }
 
 OpsBench::Share OpsBench::ShareOf(const Result& result) const {
-  const double peak = result.bench_case.peak_gflops > 0 ? result.bench_case.peak_gflops : fp32_gflops();
+  const double peak =
+      result.bench_case.peak_gflops > 0 ? result.bench_case.peak_gflops : fp32_gflops();
   const double memory_us = result.bench_case.bytes / ceilings_.read_gbps * 1e-3;
   const double median_memory_us = result.bench_case.bytes / ceilings_.read_median_gbps * 1e-3;
   const double compute_us = peak > 0 ? result.bench_case.flops / peak * 1e-3 : 0;
@@ -257,13 +262,16 @@ Status OpsBench::Measure(const OpsBenchCase& bench_case) {
   if (options_.progress) {
     const Share share = ShareOf(result);
     std::string line = fmt::format(
-        "{:<12} {:<8} {:<24} {:>9.1f} us (best {:>9.1f}) {:>6.2f} GB/s {:>7.1f} GFLOP/s {:>4.0f} % (best {:>3.0f} %) of {}",
-        CpuLevelName(result.level), bench_case.op, bench_case.name, result.median_us, result.best_us,
-        bench_case.bytes / result.median_us * 1e-3, bench_case.flops / result.median_us * 1e-3, 100 * share.median,
-        100 * share.best, share.ceiling);
+        "{:<12} {:<8} {:<24} {:>9.1f} us (best {:>9.1f}) {:>6.2f} GB/s {:>7.1f} GFLOP/s {:>4.0f} % "
+        "(best {:>3.0f} %) of {}",
+        CpuLevelName(result.level), bench_case.op, bench_case.name, result.median_us,
+        result.best_us, bench_case.bytes / result.median_us * 1e-3,
+        bench_case.flops / result.median_us * 1e-3, 100 * share.median, 100 * share.best,
+        share.ceiling);
     if (result.other_median_us > 0) {
-      line += fmt::format("; {:.2f} x (best {:.2f} x) {}", result.other_median_us / result.median_us,
-                          result.other_best_us / result.best_us, bench_case.other_name);
+      line +=
+          fmt::format("; {:.2f} x (best {:.2f} x) {}", result.other_median_us / result.median_us,
+                      result.other_best_us / result.best_us, bench_case.other_name);
     }
     options_.progress(line);
   }
@@ -273,15 +281,19 @@ Status OpsBench::Measure(const OpsBenchCase& bench_case) {
 
 Status RunOpsBench(const OpsBenchOptions& options, std::string* json) {
   if (options.threads < 0 || options.threads > 1024) {
-    return Fail(Code::kInvalidArgument, fmt::format("threads is {}; it must be from 0 (all) to 1024.", options.threads),
+    return Fail(Code::kInvalidArgument,
+                fmt::format("threads is {}; it must be from 0 (all) to 1024.", options.threads),
                 "threads");
   }
   if (options.runs < 3 || options.runs > 1000) {
-    return Fail(Code::kInvalidArgument, fmt::format("runs is {}; it must be from 3 to 1000.", options.runs), "runs");
+    return Fail(Code::kInvalidArgument,
+                fmt::format("runs is {}; it must be from 3 to 1000.", options.runs), "runs");
   }
   if (options.thread_cpu_time && options.threads != 1) {
-    return Fail(Code::kInvalidArgument,
-                fmt::format("thread_cpu_time needs threads = 1, but threads is {}.", options.threads), "thread_cpu_time");
+    return Fail(
+        Code::kInvalidArgument,
+        fmt::format("thread_cpu_time needs threads = 1, but threads is {}.", options.threads),
+        "thread_cpu_time");
   }
   const int threads = options.threads > 0 ? options.threads : AvailableProcessors();
   Stream stream(threads);
@@ -289,9 +301,11 @@ Status RunOpsBench(const OpsBenchOptions& options, std::string* json) {
   DI_ASSIGN_OR_RETURN(const MachineCeilings ceilings, MeasureCeilings(options, stream.pool()));
   if (options.progress) {
     options.progress(fmt::format(
-        "{} threads; read {:.1f} GB/s (median {:.1f}, one thread {:.1f}); GFLOP/s: fp32 avx2 {:.0f}, avx512 {:.0f}, bf16 dot {:.0f}, amx {:.0f}",
-        threads, ceilings.read_gbps, ceilings.read_median_gbps, ceilings.read_gbps_one_thread, ceilings.fp32_gflops_avx2, ceilings.fp32_gflops_avx512,
-        ceilings.bf16_dot_gflops, ceilings.bf16_amx_gflops));
+        "{} threads; read {:.1f} GB/s (median {:.1f}, one thread {:.1f}); GFLOP/s: fp32 avx2 "
+        "{:.0f}, avx512 {:.0f}, bf16 dot {:.0f}, amx {:.0f}",
+        threads, ceilings.read_gbps, ceilings.read_median_gbps, ceilings.read_gbps_one_thread,
+        ceilings.fp32_gflops_avx2, ceilings.fp32_gflops_avx512, ceilings.bf16_dot_gflops,
+        ceilings.bf16_amx_gflops));
   }
 
   nlohmann::ordered_json cases = nlohmann::ordered_json::array();
@@ -329,8 +343,10 @@ Status RunOpsBench(const OpsBenchOptions& options, std::string* json) {
       cases.push_back(std::move(entry));
     }
   }
-  // Ceilings again at the end: a machine shared with others drifts, and a reader should see by how much.
-  DI_ASSIGN_OR_RETURN(const MachineCeilings ceilings_after, MeasureCeilings(options, stream.pool()));
+  // Ceilings again at the end: a machine shared with others drifts, and a reader should see by how
+  // much.
+  DI_ASSIGN_OR_RETURN(const MachineCeilings ceilings_after,
+                      MeasureCeilings(options, stream.pool()));
   const nlohmann::ordered_json document = {
       {"cpu", HostCpuFeatures().brand},
       {"level", CpuLevelName(best)},

@@ -12,8 +12,9 @@
 
 namespace deepinfer {
 
-// Measured at the start of the run, all with the run's number of threads unless the name says otherwise. Peaks that the host
-// lacks are 0. Bandwidth and peaks are the best of many pieces of the length of one call.
+// Measured at the start of the run, all with the run's number of threads unless the name says
+// otherwise. Peaks that the host lacks are 0. Bandwidth and peaks are the best of many pieces of
+// the length of one call.
 struct MachineCeilings {
   double read_gbps_one_thread = 0;
   double read_gbps = 0;
@@ -25,11 +26,12 @@ struct MachineCeilings {
 };
 
 struct OpsBenchCase {
-  std::string op;      // "linear"
-  std::string name;    // "mxfp4 2304x5120 m=1"
-  double bytes = 0;    // least memory traffic of one call
+  std::string op;    // "linear"
+  std::string name;  // "mxfp4 2304x5120 m=1"
+  double bytes = 0;  // least memory traffic of one call
   double flops = 0;
-  // Which ceiling decides: the larger of bytes / bandwidth and flops / peak_gflops. 0: this level's fp32 peak.
+  // Which ceiling decides: the larger of bytes / bandwidth and flops / peak_gflops. 0: this level's
+  // fp32 peak.
   double peak_gflops = 0;
   // One call on cold data; implementations rotate through copies (CopiesForColdData) on their own.
   std::function<Status()> run;
@@ -70,8 +72,9 @@ class OpsBench {
     double other_median_us = 0;  // 0: not measured
     double other_best_us = 0;
   };
-  // The share of the deciding ceiling that a result reaches: medians against the median ceiling, and the best call against
-  // the best ceiling. On a quiet machine the two agree; where others use the machine, only the second means something.
+  // The share of the deciding ceiling that a result reaches: medians against the median ceiling,
+  // and the best call against the best ceiling. On a quiet machine the two agree; where others use
+  // the machine, only the second means something.
   struct Share {
     double median = 0;
     double best = 0;

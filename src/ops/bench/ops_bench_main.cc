@@ -1,5 +1,6 @@
 // The ops_bench program: RunOpsBench for machines without the rest of the engine.
-//   ops_bench [--threads N] [--runs N] [--filter TEXT] [--all-levels] [--no-compare] [--thread-cpu-time] [--json FILE]
+//   ops_bench [--threads N] [--runs N] [--filter TEXT] [--all-levels] [--no-compare]
+//   [--thread-cpu-time] [--json FILE]
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>

@@ -3,7 +3,8 @@
 namespace deepinfer {
 
 // Twelve independent chains cover two units times a latency of up to five.
-// The loop is written out: compilers keep such accumulators in memory or add moves, and then it measures half of the peak.
+// The loop is written out: compilers keep such accumulators in memory or add moves, and then it
+// measures half of the peak.
 double SpinFp32Avx2(int64_t rounds) {
   int64_t left = rounds;
   asm volatile(
@@ -38,7 +39,8 @@ double SpinFp32Avx2(int64_t rounds) {
       "vzeroupper\n"
       : "+r"(left)
       :
-      : "cc", "xmm0", "xmm1", "xmm2", "xmm3", "xmm4", "xmm5", "xmm6", "xmm7", "xmm8", "xmm9", "xmm10", "xmm11", "xmm12", "xmm13", "xmm14", "xmm15");
+      : "cc", "xmm0", "xmm1", "xmm2", "xmm3", "xmm4", "xmm5", "xmm6", "xmm7", "xmm8", "xmm9",
+        "xmm10", "xmm11", "xmm12", "xmm13", "xmm14", "xmm15");
   return static_cast<double>(rounds) * 12 * 16;
 }
 

@@ -1,5 +1,5 @@
-// Loops that run one instruction at full rate, each compiled for its instruction set. Each returns the floating-point
-// operations that `rounds` rounds perform; at least one round.
+// Loops that run one instruction at full rate, each compiled for its instruction set. Each returns
+// the floating-point operations that `rounds` rounds perform; at least one round.
 #pragma once
 
 #include <cstdint>

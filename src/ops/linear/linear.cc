@@ -1,8 +1,9 @@
 // Validation, division of the work among threads, and the choice of the kernel. No arithmetic.
 //
-// Work is a list of segments (one weight, up to kLinearMaxRows rows) times the weight's tiles of 64 outputs. Segments times
-// tiles are laid out in order, and each thread takes one contiguous range of about equal cost: a thread that gets a range of
-// tiles reads one sequential stream of weights. The sum over k is never divided.
+// Work is a list of segments (one weight, up to kLinearMaxRows rows) times the weight's tiles of 64
+// outputs. Segments times tiles are laid out in order, and each thread takes one contiguous range
+// of about equal cost: a thread that gets a range of tiles reads one sequential stream of weights.
+// The sum over k is never divided.
 #include "ops/linear/linear.h"
 
 #include <algorithm>
@@ -45,7 +46,8 @@ Implementation ImplementationFor(const LinearWeight::Packed& packed) {
     case CpuLevel::kAvx512Bf16:
       return {&LinearTileAvx512Bf16, true};
     case CpuLevel::kAmx:
-      // The AMX kernel multiplies scales into bf16 weights; scales beyond bf16's range take the kernel that does not.
+      // The AMX kernel multiplies scales into bf16 weights; scales beyond bf16's range take the
+      // kernel that does not.
       return {packed.extreme_scales ? &LinearTileAvx512Bf16 : &LinearTileAmx, true};
   }
   return {};
@@ -86,8 +88,9 @@ int64_t XRow(const Problem& problem, int64_t row) {
 }
 
 int64_t ByteExtent(const TensorView& view) {
-  return view.rows() == 0 ? 0
-                          : ((view.rows() - 1) * view.row_stride() + view.row_size()) * DTypeBytes(view.dtype());
+  return view.rows() == 0
+             ? 0
+             : ((view.rows() - 1) * view.row_stride() + view.row_size()) * DTypeBytes(view.dtype());
 }
 
 Status CheckInputs(const TensorView& x, const TensorView& y, int64_t rows, int64_t n, int64_t k) {
@@ -95,11 +98,15 @@ Status CheckInputs(const TensorView& x, const TensorView& y, int64_t rows, int64
     return Fail(Code::kInvalidArgument, std::move(message), field);
   };
   if (x.rank() != 2 || x.dtype() != DType::kBf16 || x.dim(1) != k) {
-    return invalid(fmt::format("The input of a linear is {}; expected BF16 [rows, {}].", x.ToString(), k), "x");
-  }
-  if (y.rank() != 2 || (y.dtype() != DType::kBf16 && y.dtype() != DType::kF32) || y.dim(0) != rows || y.dim(1) != n) {
     return invalid(
-        fmt::format("The output of a linear is {}; expected BF16 or F32 [{}, {}].", y.ToString(), rows, n), "y");
+        fmt::format("The input of a linear is {}; expected BF16 [rows, {}].", x.ToString(), k),
+        "x");
+  }
+  if (y.rank() != 2 || (y.dtype() != DType::kBf16 && y.dtype() != DType::kF32) ||
+      y.dim(0) != rows || y.dim(1) != n) {
+    return invalid(fmt::format("The output of a linear is {}; expected BF16 or F32 [{}, {}].",
+                               y.ToString(), rows, n),
+                   "y");
   }
   if (x.device().kind != DeviceKind::kCpu || y.device().kind != DeviceKind::kCpu) {
     return invalid("The input and output of a linear on a CPU stream must be in host memory.", "x");
@@ -120,10 +127,12 @@ Status CheckWeight(const LinearWeight& weight, const Stream& stream) {
     return Fail(Code::kInvalidArgument, "The weight of a linear has not been packed.", "weight");
   }
   if (weight.packed()->level != stream.cpu_level() && !stream.use_reference()) {
-    return Fail(Code::kInvalidArgument,
-                fmt::format("The weight of a linear was packed for the level {}, but the stream runs at {}.",
-                            CpuLevelName(weight.packed()->level), CpuLevelName(stream.cpu_level())),
-                "weight");
+    return Fail(
+        Code::kInvalidArgument,
+        fmt::format(
+            "The weight of a linear was packed for the level {}, but the stream runs at {}.",
+            CpuLevelName(weight.packed()->level), CpuLevelName(stream.cpu_level())),
+        "weight");
   }
   return {};
 }
@@ -133,8 +142,8 @@ void AppendSegments(const LinearWeight& weight, int64_t first, int64_t rows, int
                     std::vector<Segment>* segments) {
   if (rows == 0) return;
   int64_t parts = (rows + kLinearMaxRows - 1) / kLinearMaxRows;
-  // With few tiles for many threads, smaller row blocks divide the work more evenly; below 24 rows the conversion of the
-  // tile starts to show.
+  // With few tiles for many threads, smaller row blocks divide the work more evenly; below 24 rows
+  // the conversion of the tile starts to show.
   const int64_t items_wanted = 4 * static_cast<int64_t>(num_threads);
   const int64_t tiles = weight.packed()->tiles;
   if (num_threads > 1 && parts * tiles < items_wanted) {
@@ -166,14 +175,16 @@ void RunWave(const Problem& problem, const Segment* segments, size_t count, Stre
 
   const auto prepare = [&](int64_t begin, int64_t end, int) {
     for (int64_t row = begin; row < end; ++row) {
-      const uint16_t* from = reinterpret_cast<const uint16_t*>(problem.x.Row<Bf16>(XRow(problem, first_row + row)));
+      const uint16_t* from =
+          reinterpret_cast<const uint16_t*>(problem.x.Row<Bf16>(XRow(problem, first_row + row)));
       char* to = prepared + row * stride * element;
       if (x_is_bf16) {
         std::memcpy(to, from, static_cast<size_t>(2 * problem.k));
       } else {
         Bf16RowToF32Avx2(from, problem.k, reinterpret_cast<float*>(to));
       }
-      std::memset(to + problem.k * element, 0, static_cast<size_t>((problem.padded_k - problem.k) * element));
+      std::memset(to + problem.k * element, 0,
+                  static_cast<size_t>((problem.padded_k - problem.k) * element));
     }
   };
   if (rows * problem.k < kSerialElements) {
@@ -232,7 +243,8 @@ void RunWave(const Problem& problem, const Segment* segments, size_t count, Stre
 
   for (size_t s = 0; s < count; ++s) {
     for (int32_t output : segments[s].weight->packed()->nan_outputs) {
-      for (int64_t row = segments[s].first_row; row < segments[s].first_row + segments[s].rows; ++row) {
+      for (int64_t row = segments[s].first_row; row < segments[s].first_row + segments[s].rows;
+           ++row) {
         const float nan = std::numeric_limits<float>::quiet_NaN();
         if (problem.y.dtype() == DType::kF32) {
           problem.y.Row<float>(row)[output] = nan;
@@ -264,7 +276,8 @@ bool RunsReference(const LinearWeight& weight, const Stream& stream) {
 }  // namespace
 
 Status Linear(const LinearArgs& args, Stream& stream) {
-  if (args.weight == nullptr) return Fail(Code::kInvalidArgument, "A linear was called without a weight.", "weight");
+  if (args.weight == nullptr)
+    return Fail(Code::kInvalidArgument, "A linear was called without a weight.", "weight");
   const LinearWeight& weight = *args.weight;
   DI_RETURN_IF_ERROR(CheckWeight(weight, stream));
   DI_RETURN_IF_ERROR(CheckInputs(args.x, args.y, args.x.rows(), weight.n(), weight.k()));
@@ -272,7 +285,8 @@ Status Linear(const LinearArgs& args, Stream& stream) {
     LinearReferenceRows(weight, args.x, nullptr, 0, args.x.rows(), args.y, stream);
     return {};
   }
-  const Problem problem{args.x, nullptr, args.y, weight.k(), weight.packed()->blocks * kLinearBlock};
+  const Problem problem{args.x, nullptr, args.y, weight.k(),
+                        weight.packed()->blocks * kLinearBlock};
   std::vector<Segment> segments;
   AppendSegments(weight, 0, args.x.rows(), stream.pool().num_threads(), &segments);
   RunSegments(problem, segments, stream);
@@ -285,35 +299,42 @@ Status GroupedLinear(const GroupedLinearArgs& args, Stream& stream) {
   };
   const int64_t groups = static_cast<int64_t>(args.weights.size());
   const TensorView& offsets = args.group_offsets;
-  if (offsets.empty() || offsets.rank() != 1 || offsets.dtype() != DType::kI32 || offsets.dim(0) != groups + 1) {
-    return invalid(fmt::format("The group offsets of a grouped linear are {}; expected I32 [{}].", offsets.ToString(),
-                               groups + 1),
+  if (offsets.empty() || offsets.rank() != 1 || offsets.dtype() != DType::kI32 ||
+      offsets.dim(0) != groups + 1) {
+    return invalid(fmt::format("The group offsets of a grouped linear are {}; expected I32 [{}].",
+                               offsets.ToString(), groups + 1),
                    "group_offsets");
   }
   const int64_t rows = args.y.rows();
   const int32_t* offset = offsets.Row<int32_t>(0);
   for (int64_t g = 0; g < groups; ++g) {
     if (offset[g + 1] < offset[g]) {
-      return invalid(fmt::format("Group offset {} is {} after {}; offsets must ascend.", g + 1, offset[g + 1], offset[g]),
+      return invalid(fmt::format("Group offset {} is {} after {}; offsets must ascend.", g + 1,
+                                 offset[g + 1], offset[g]),
                      "group_offsets");
     }
   }
   if (offset[0] != 0 || offset[groups] != rows) {
-    return invalid(fmt::format("Group offsets run from {} to {}; expected 0 to the number of output rows, {}.", offset[0],
-                               offset[groups], rows),
-                   "group_offsets");
+    return invalid(
+        fmt::format("Group offsets run from {} to {}; expected 0 to the number of output rows, {}.",
+                    offset[0], offset[groups], rows),
+        "group_offsets");
   }
   const LinearWeight* first = nullptr;
   for (int64_t g = 0; g < groups; ++g) {
     const LinearWeight* weight = args.weights[static_cast<size_t>(g)];
     if (offset[g + 1] == offset[g]) continue;
     if (weight == nullptr) {
-      return invalid(fmt::format("Group {} has {} rows but no weight.", g, offset[g + 1] - offset[g]), "weights");
+      return invalid(
+          fmt::format("Group {} has {} rows but no weight.", g, offset[g + 1] - offset[g]),
+          "weights");
     }
     DI_RETURN_IF_ERROR(CheckWeight(*weight, stream));
     if (first == nullptr) first = weight;
-    if (weight->n() != first->n() || weight->k() != first->k() || weight->format() != first->format()) {
-      return invalid(fmt::format("Group {} has a weight of [{}, {}]; all weights of a grouped linear must have one shape "
+    if (weight->n() != first->n() || weight->k() != first->k() ||
+        weight->format() != first->format()) {
+      return invalid(fmt::format("Group {} has a weight of [{}, {}]; all weights of a grouped "
+                                 "linear must have one shape "
                                  "and format, here [{}, {}].",
                                  g, weight->n(), weight->k(), first->n(), first->k()),
                      "weights");
@@ -323,25 +344,29 @@ Status GroupedLinear(const GroupedLinearArgs& args, Stream& stream) {
   DI_RETURN_IF_ERROR(CheckInputs(args.x, args.y, rows, first->n(), first->k()));
   const int32_t* row_index = nullptr;
   if (!args.row_index.empty()) {
-    if (args.row_index.rank() != 1 || args.row_index.dtype() != DType::kI32 || args.row_index.dim(0) != rows) {
-      return invalid(fmt::format("The row index of a grouped linear is {}; expected I32 [{}].", args.row_index.ToString(),
-                                 rows),
+    if (args.row_index.rank() != 1 || args.row_index.dtype() != DType::kI32 ||
+        args.row_index.dim(0) != rows) {
+      return invalid(fmt::format("The row index of a grouped linear is {}; expected I32 [{}].",
+                                 args.row_index.ToString(), rows),
                      "row_index");
     }
     row_index = args.row_index.Row<int32_t>(0);
     for (int64_t row = 0; row < rows; ++row) {
       if (row_index[row] < 0 || row_index[row] >= args.x.rows()) {
-        return invalid(fmt::format("Row index {} is {}; it must be from 0 to {}.", row, row_index[row], args.x.rows() - 1),
+        return invalid(fmt::format("Row index {} is {}; it must be from 0 to {}.", row,
+                                   row_index[row], args.x.rows() - 1),
                        "row_index");
       }
     }
   } else if (args.x.rows() < rows) {
-    return invalid(fmt::format("A grouped linear without a row index has {} input rows for {} output rows.", args.x.rows(),
-                               rows),
-                   "x");
+    return invalid(
+        fmt::format("A grouped linear without a row index has {} input rows for {} output rows.",
+                    args.x.rows(), rows),
+        "x");
   }
 
-  const Problem problem{args.x, row_index, args.y, first->k(), first->packed()->blocks * kLinearBlock};
+  const Problem problem{args.x, row_index, args.y, first->k(),
+                        first->packed()->blocks * kLinearBlock};
   std::vector<Segment> segments;
   for (int64_t g = 0; g < groups; ++g) {
     const LinearWeight* weight = args.weights[static_cast<size_t>(g)];
@@ -349,7 +374,8 @@ Status GroupedLinear(const GroupedLinearArgs& args, Stream& stream) {
     if (RunsReference(*weight, stream)) {
       LinearReferenceRows(*weight, args.x, row_index, offset[g], offset[g + 1], args.y, stream);
     } else {
-      AppendSegments(*weight, offset[g], offset[g + 1] - offset[g], stream.pool().num_threads(), &segments);
+      AppendSegments(*weight, offset[g], offset[g + 1] - offset[g], stream.pool().num_threads(),
+                     &segments);
     }
   }
   RunSegments(problem, segments, stream);

@@ -1,10 +1,12 @@
 // The AMX kernel: tiles of 16 rows x 16 outputs, 32 columns per tdpbf16ps.
 //
-// Order of summation: for every output one tile element takes the blocks of 32 columns in order, one tdpbf16ps each, starting
-// from zero; the instruction adds the 16 pairs of a block in order. Scales are multiplied into the bf16 weights (exact: powers
-// of two; weights with scales beyond bf16's range are given to linear_avx512_bf16.cc instead), because a tile has no cheap
-// way to scale its sums. One row runs the same instruction on a tile of one row, so its bits are those of any other number of
-// rows; accumulators that leave the tile between panels are stored as fp32, which changes nothing.
+// Order of summation: for every output one tile element takes the blocks of 32 columns in order,
+// one tdpbf16ps each, starting from zero; the instruction adds the 16 pairs of a block in order.
+// Scales are multiplied into the bf16 weights (exact: powers of two; weights with scales beyond
+// bf16's range are given to linear_avx512_bf16.cc instead), because a tile has no cheap way to
+// scale its sums. One row runs the same instruction on a tile of one row, so its bits are those of
+// any other number of rows; accumulators that leave the tile between panels are stored as fp32,
+// which changes nothing.
 #include <immintrin.h>
 
 #include "ops/linear/linear_kernels.h"
@@ -36,7 +38,8 @@ void Configure(int64_t rows) {
 // What to add to the exponents of a pair of bf16 for the scales of 16 outputs.
 template <LinearCodes kCodes>
 inline __m512i ExponentShift(const LinearTileJob& job, int64_t block, int strip) {
-  const __m512i exponent = _mm512_sub_epi32(ScaleBytes<kCodes>(job, block, strip), _mm512_set1_epi32(127));
+  const __m512i exponent =
+      _mm512_sub_epi32(ScaleBytes<kCodes>(job, block, strip), _mm512_set1_epi32(127));
   const __m512i low = _mm512_and_si512(_mm512_slli_epi32(exponent, 7), _mm512_set1_epi32(0xffff));
   return _mm512_or_si512(low, _mm512_slli_epi32(exponent, 23));
 }
@@ -50,19 +53,23 @@ void FillPanel(const LinearTileJob& job, int64_t first_block, int64_t blocks, ui
 #pragma GCC unroll 4
       for (int s = 0; s < kStrips; ++s) shift[s] = ExponentShift<kCodes>(job, first_block + b, s);
     }
-    DecodePairs<kCodes>(job, first_block + b, [&](int pair, int s, __m512i w) __attribute__((always_inline)) {
-      if constexpr (kCodes != LinearCodes::kBf16) {
-        // Zero has no exponent to add to.
-        w = _mm512_mask_add_epi16(w, _mm512_test_epi16_mask(w, _mm512_set1_epi16(0x7fff)), w, shift[s]);
-      }
-      _mm512_store_si512(panel + s * kTileBytes + 64 * pair, w);
-    });
+    DecodePairs<kCodes>(
+        job, first_block + b, [&](int pair, int s, __m512i w) __attribute__((always_inline)) {
+          if constexpr (kCodes != LinearCodes::kBf16) {
+            // Zero has no exponent to add to.
+            w = _mm512_mask_add_epi16(w, _mm512_test_epi16_mask(w, _mm512_set1_epi16(0x7fff)), w,
+                                      shift[s]);
+          }
+          _mm512_store_si512(panel + s * kTileBytes + 64 * pair, w);
+        });
   }
 }
 
 // Up to 16 rows x 64 outputs over one panel. The tile configuration has as many rows.
-void MultiplyRows(const LinearTileJob& job, int64_t row, int64_t first_block, int64_t blocks, const uint8_t* panel) {
-  const uint16_t* x = static_cast<const uint16_t*>(job.x) + row * job.x_stride + first_block * kLinearBlock;
+void MultiplyRows(const LinearTileJob& job, int64_t row, int64_t first_block, int64_t blocks,
+                  const uint8_t* panel) {
+  const uint16_t* x =
+      static_cast<const uint16_t*>(job.x) + row * job.x_stride + first_block * kLinearBlock;
   float* totals = job.totals + row * kLinearTileOutputs;
   constexpr int64_t kTotalsStride = 4 * kLinearTileOutputs;
   if (first_block == 0) {
@@ -100,10 +107,12 @@ void Multiply(const LinearTileJob& job) {
   const int64_t rest = job.rows - full;
   if (full == 0 || rest == 0) Configure(full == 0 ? rest : kTileRows);
   for (int64_t first = 0; first < job.blocks; first += kLinearPanelBlocks) {
-    const int64_t blocks = job.blocks - first < kLinearPanelBlocks ? job.blocks - first : kLinearPanelBlocks;
+    const int64_t blocks =
+        job.blocks - first < kLinearPanelBlocks ? job.blocks - first : kLinearPanelBlocks;
     FillPanel<kCodes>(job, first, blocks, panel);
     if (full > 0 && rest > 0) Configure(kTileRows);
-    for (int64_t row = 0; row < full; row += kTileRows) MultiplyRows(job, row, first, blocks, panel);
+    for (int64_t row = 0; row < full; row += kTileRows)
+      MultiplyRows(job, row, first, blocks, panel);
     if (full > 0 && rest > 0) Configure(rest);
     if (rest > 0) MultiplyRows(job, full, first, blocks, panel);
   }

@@ -1,8 +1,26 @@
 // The AVX2 + FMA kernel: fp32 multiply-adds, a vector lane is an output.
 //
-// Order of summation (that of linear_ref.cc, whose bits this returns): for every output one accumulator takes 32 consecutive
-// columns in order by FMA with unscaled codes, starting from zero; then total = fma(accumulator, scale, total). One row and
-// many rows differ in where the code values come from, never in this chain.
+// Order of summation (that of linear_ref.cc, whose bits this returns): for every output one
+// accumulator takes 32 consecutive columns in order by FMA with unscaled codes, starting from zero;
+// then total = fma(accumulator, scale, total). One row and many rows differ in where the code
+// values come from, never in this chain.
+//
+// One row is bound by memory, 0.53 (FP4), 1.0 (FP8) and 2 bytes (bf16) per weight: at 13 GB/s for
+// each of two cores that is 7.9 FP4 weights per cycle of 3.2 GHz. Eight weights cost one FMA
+// and 2.4 (FP4) to 4 (FP8) instructions of conversion on four vector pipes, so FP4 sits at the edge
+// and decides the form of the loop. Several rows are bound by FMAs: 16 outputs x 6 rows of
+// accumulators, codes converted once per call into a panel in L1 and L2.
+//
+// Measured on one Zen 3 core (EPYC 7003, 3.2 GHz, weights in L2; best of many while others used the
+// machine): one row FP4 23.2, FP8 13.2, bf16 30 weights/ns, i.e. 12.3, 13.2 and 60 GB/s of codes
+// where a core's half of DRAM bandwidth is 13.4; 64 rows 80-82 % of the FMA peak in every format.
+//
+// Tried and lost, FP4 in weights/ns: shifts instead of integer multiplications (20.2: shuffle and
+// shift pipes saturate); eight accumulators, a whole column at a time (21.8: spills); int8 table,
+// then conversion of dwords (17); byte merges by multiplication instead of half of the unpacks
+// (20.1). Not tried on this CPU for their instruction counts: fp16 table and vcvtph2ps, vpermps.
+// FP8 by multiplying the code as fp32 bits with 2^120: 8.5, because every vector with a subnormal
+// code costs four extra cycles; through fp16: 13.2.
 #include <immintrin.h>
 
 #include "ops/linear/linear_kernels.h"
@@ -16,23 +34,24 @@ struct Fp4Tables {
   // E2M1 values as the two upper bytes of fp32.
   __m256i high;
   __m256i low;
-  // Multipliers that stand in for shifts. Zen 3 has shifts and shuffles on two of its four vector pipes, and multiply-adds
-  // on two that overlap with them; integer multiplications use another. With shifts the loop over one row takes 10 cycles
-  // per 64 weights, with multiplications 8.7.
+  // Multipliers that stand in for shifts. Zen 3 has shifts and shuffles on two of its four vector
+  // pipes, and multiply-adds on two that overlap with them; integer multiplications use another.
+  // With shifts the loop over one row takes 10 cycles per 64 weights, with multiplications 8.7.
   __m256i word;        // 2^16 per dword: shift left by 16
   __m256i shift_four;  // 2^12 per word, for the upper half of the product: shift right by 4
 };
 
 inline Fp4Tables LoadFp4Tables() {
   // 0 0.5 1 1.5 2 3 4 6, then the same negated.
-  const __m128i high = _mm_setr_epi8(0x00, 0x3f, 0x3f, 0x3f, 0x40, 0x40, 0x40, 0x40, static_cast<char>(0x80),
-                                     static_cast<char>(0xbf), static_cast<char>(0xbf), static_cast<char>(0xbf),
-                                     static_cast<char>(0xc0), static_cast<char>(0xc0), static_cast<char>(0xc0),
-                                     static_cast<char>(0xc0));
-  const __m128i low = _mm_setr_epi8(0x00, 0x00, static_cast<char>(0x80), static_cast<char>(0xc0), 0x00, 0x40,
-                                    static_cast<char>(0x80), static_cast<char>(0xc0), 0x00, 0x00,
-                                    static_cast<char>(0x80), static_cast<char>(0xc0), 0x00, 0x40,
-                                    static_cast<char>(0x80), static_cast<char>(0xc0));
+  const __m128i high =
+      _mm_setr_epi8(0x00, 0x3f, 0x3f, 0x3f, 0x40, 0x40, 0x40, 0x40, static_cast<char>(0x80),
+                    static_cast<char>(0xbf), static_cast<char>(0xbf), static_cast<char>(0xbf),
+                    static_cast<char>(0xc0), static_cast<char>(0xc0), static_cast<char>(0xc0),
+                    static_cast<char>(0xc0));
+  const __m128i low = _mm_setr_epi8(0x00, 0x00, static_cast<char>(0x80), static_cast<char>(0xc0),
+                                    0x00, 0x40, static_cast<char>(0x80), static_cast<char>(0xc0),
+                                    0x00, 0x00, static_cast<char>(0x80), static_cast<char>(0xc0),
+                                    0x00, 0x40, static_cast<char>(0x80), static_cast<char>(0xc0));
   __m256i word = _mm256_set1_epi32(0x10000);
   __m256i shift_four = _mm256_set1_epi16(0x1000);
   // Hides the values, or the compiler turns the multiplications back into shifts.
@@ -46,16 +65,17 @@ inline __m256 EvenWords(__m256i words) {
 }
 
 inline __m256 OddWords(__m256i words) {
-  return _mm256_castsi256_ps(_mm256_and_si256(words, _mm256_set1_epi32(static_cast<int>(0xffff0000u))));
+  return _mm256_castsi256_ps(
+      _mm256_and_si256(words, _mm256_set1_epi32(static_cast<int>(0xffff0000u))));
 }
 
-// One column of FP4 codes, low nibbles (kHalf 0: outputs 0-31) or high ones (kHalf 1: outputs 32-63): calls
-// use(v, values of outputs 8v ... 8v + 7) for v = 4 * kHalf ... 4 * kHalf + 3.
+// One column of FP4 codes, low nibbles (kHalf 0: outputs 0-31) or high ones (kHalf 1: outputs
+// 32-63): calls use(v, values of outputs 8v ... 8v + 7) for v = 4 * kHalf ... 4 * kHalf + 3.
 template <int kHalf, class Use>
 inline void Fp4HalfColumn(const uint8_t* codes, const Fp4Tables& tables, Use use) {
   const __m256i bytes = _mm256_load_si256(reinterpret_cast<const __m256i*>(codes));
-  const __m256i index =
-      _mm256_and_si256(kHalf == 0 ? bytes : _mm256_mulhi_epu16(bytes, tables.shift_four), _mm256_set1_epi8(15));
+  const __m256i index = _mm256_and_si256(
+      kHalf == 0 ? bytes : _mm256_mulhi_epu16(bytes, tables.shift_four), _mm256_set1_epi8(15));
   const __m256i top = _mm256_shuffle_epi8(tables.high, index);
   const __m256i second = _mm256_shuffle_epi8(tables.low, index);
   const __m256i a = _mm256_unpacklo_epi8(second, top);
@@ -66,8 +86,9 @@ inline void Fp4HalfColumn(const uint8_t* codes, const Fp4Tables& tables, Use use
   use(4 * kHalf + 3, OddWords(b));
 }
 
-// One column of 64 E4M3 codes. As fp16 bits an E4M3 code is 2^-8 of its value, subnormals included; the conversion to fp32 is
-// exact and, unlike a multiplication by 2^120 of the code as fp32 bits, has no penalty for subnormal codes on Zen 3.
+// One column of 64 E4M3 codes. As fp16 bits an E4M3 code is 2^-8 of its value, subnormals included;
+// the conversion to fp32 is exact and, unlike a multiplication by 2^120 of the code as fp32 bits,
+// has no penalty for subnormal codes on Zen 3.
 template <class Use>
 inline void Fp8Column(const uint8_t* codes, Use use) {
   const __m256i zero = _mm256_setzero_si256();
@@ -88,13 +109,15 @@ inline void Fp8Column(const uint8_t* codes, Use use) {
 
 // Eight scales 2^(byte - 127); byte 0 is the subnormal 2^-127. NaN does not occur in a packed tile.
 inline __m256 Scales(const uint8_t* bytes) {
-  const __m256i wide = _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(bytes)));
-  return _mm256_castsi256_ps(_mm256_max_epi32(_mm256_slli_epi32(wide, 23), _mm256_set1_epi32(0x00400000)));
+  const __m256i wide =
+      _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(bytes)));
+  return _mm256_castsi256_ps(
+      _mm256_max_epi32(_mm256_slli_epi32(wide, 23), _mm256_set1_epi32(0x00400000)));
 }
 
 inline __m256 Scale(uint8_t byte) {
-  return _mm256_castsi256_ps(
-      _mm256_max_epi32(_mm256_set1_epi32(static_cast<int>(byte) << 23), _mm256_set1_epi32(0x00400000)));
+  return _mm256_castsi256_ps(_mm256_max_epi32(_mm256_set1_epi32(static_cast<int>(byte) << 23),
+                                              _mm256_set1_epi32(0x00400000)));
 }
 
 constexpr int64_t kFp4BlockBytes = 64 + 32 * 32;
@@ -105,7 +128,8 @@ inline int64_t Fp8HeaderBytes(int64_t blocks) {
   return (2 * blocks + 63) / 64 * 64;
 }
 
-// Fp8Column yields 2^-8 of the values; the sums of a block are brought back before they are scaled, which is exact.
+// Fp8Column yields 2^-8 of the values; the sums of a block are brought back before they are scaled,
+// which is exact.
 inline __m256 Fp8Unit() {
   return _mm256_set1_ps(0x1p8f);
 }
@@ -119,10 +143,11 @@ inline void Prefetch(const uint8_t* address) {
 
 // ---- One row: codes are converted in registers and used once ------------------------------------
 
-// Half a tile at a time: four accumulators, the tables and the temporaries fit in the registers, eight do not. Four chains of
-// latency 4 are still shorter than the conversion of 32 weights.
+// Half a tile at a time: four accumulators, the tables and the temporaries fit in the registers,
+// eight do not. Four chains of latency 4 are still shorter than the conversion of 32 weights.
 template <int kHalf>
-inline void RowFp4HalfBlock(const uint8_t* from, const float* x, const Fp4Tables& tables, float* totals) {
+inline void RowFp4HalfBlock(const uint8_t* from, const float* x, const Fp4Tables& tables,
+                            float* totals) {
   __m256 sum[4];
 #pragma GCC unroll 4
   for (int v = 0; v < 4; ++v) sum[v] = _mm256_setzero_ps();
@@ -131,14 +156,16 @@ inline void RowFp4HalfBlock(const uint8_t* from, const float* x, const Fp4Tables
     const uint8_t* codes = from + 64 + 32 * k;
     if (kHalf == 0 && k % 2 == 0) Prefetch(codes + kPrefetchBytes);
     const __m256 xk = _mm256_broadcast_ss(x + k);
-    Fp4HalfColumn<kHalf>(codes, tables, [&](int v, __m256 w) __attribute__((always_inline)) {
-      sum[v - 4 * kHalf] = _mm256_fmadd_ps(xk, w, sum[v - 4 * kHalf]);
-    });
+    Fp4HalfColumn<kHalf>(
+        codes, tables, [&](int v, __m256 w) __attribute__((always_inline)) {
+          sum[v - 4 * kHalf] = _mm256_fmadd_ps(xk, w, sum[v - 4 * kHalf]);
+        });
   }
 #pragma GCC unroll 4
   for (int v = 0; v < 4; ++v) {
     const int64_t at = 32 * kHalf + 8 * v;
-    _mm256_store_ps(totals + at, _mm256_fmadd_ps(sum[v], Scales(from + at), _mm256_load_ps(totals + at)));
+    _mm256_store_ps(totals + at,
+                    _mm256_fmadd_ps(sum[v], Scales(from + at), _mm256_load_ps(totals + at)));
   }
 }
 
@@ -163,9 +190,10 @@ void RowFp8(const LinearTileJob& job) {
     for (int64_t k = 0; k < kLinearBlock; ++k) {
       Prefetch(codes + 64 * k + kPrefetchBytes);
       const __m256 xk = _mm256_broadcast_ss(x + k);
-      Fp8Column(codes + 64 * k, [&](int v, __m256 w) __attribute__((always_inline)) {
-        sum[v] = _mm256_fmadd_ps(xk, w, sum[v]);
-      });
+      Fp8Column(
+          codes + 64 * k, [&](int v, __m256 w) __attribute__((always_inline)) {
+            sum[v] = _mm256_fmadd_ps(xk, w, sum[v]);
+          });
     }
 #pragma GCC unroll 8
     for (int half = 0; half < 2; ++half) {
@@ -173,7 +201,8 @@ void RowFp8(const LinearTileJob& job) {
 #pragma GCC unroll 8
       for (int v = 4 * half; v < 4 * half + 4; ++v) {
         float* total = job.totals + 8 * v;
-        _mm256_store_ps(total, _mm256_fmadd_ps(_mm256_mul_ps(sum[v], Fp8Unit()), scale, _mm256_load_ps(total)));
+        _mm256_store_ps(
+            total, _mm256_fmadd_ps(_mm256_mul_ps(sum[v], Fp8Unit()), scale, _mm256_load_ps(total)));
       }
     }
   }
@@ -182,7 +211,8 @@ void RowFp8(const LinearTileJob& job) {
 void RowBf16(const LinearTileJob& job) {
   const float* x = static_cast<const float*>(job.x);
   const uint8_t* codes = job.tile;
-  for (int64_t block = 0; block < job.blocks; ++block, codes += kBf16BlockBytes, x += kLinearBlock) {
+  for (int64_t block = 0; block < job.blocks;
+       ++block, codes += kBf16BlockBytes, x += kLinearBlock) {
     __m256 sum[kVectors];
 #pragma GCC unroll 8
     for (int v = 0; v < kVectors; ++v) sum[v] = _mm256_setzero_ps();
@@ -209,8 +239,9 @@ void RowBf16(const LinearTileJob& job) {
 
 // ---- Several rows: codes are converted once into a panel, then reused --------------------------
 //
-// A panel covers up to kLinearPanelBlocks blocks. Code values lie as [4 strips of 16 outputs][columns][16], so that what the
-// inner loop reads for two vectors of outputs is contiguous and stays in L1; scales as [block][64].
+// A panel covers up to kLinearPanelBlocks blocks. Code values lie as [4 strips of 16
+// outputs][columns][16], so that what the inner loop reads for two vectors of outputs is contiguous
+// and stays in L1; scales as [block][64].
 
 struct Panel {
   float* values = nullptr;
@@ -242,12 +273,14 @@ void FillPanel(const LinearTileJob& job, int64_t first_block, int64_t blocks, co
       case LinearCodes::kFp8: {
         const uint8_t* from = job.tile + Fp8HeaderBytes(job.blocks) + block * kFp8BlockBytes;
 #pragma GCC unroll 8
-        for (int v = 0; v < kVectors; ++v) _mm256_store_ps(scales + 8 * v, Scale(job.tile[2 * block + v / 4]));
+        for (int v = 0; v < kVectors; ++v)
+          _mm256_store_ps(scales + 8 * v, Scale(job.tile[2 * block + v / 4]));
         for (int64_t k = 0; k < kLinearBlock; ++k, to += 16) {
           Prefetch(from + 64 * k + kPrefetchBytes);
-          Fp8Column(from + 64 * k, [&](int v, __m256 w) __attribute__((always_inline)) {
-            store(v, _mm256_mul_ps(w, Fp8Unit()));
-          });
+          Fp8Column(
+              from + 64 * k, [&](int v, __m256 w) __attribute__((always_inline)) {
+                store(v, _mm256_mul_ps(w, Fp8Unit()));
+              });
         }
         break;
       }
@@ -257,10 +290,12 @@ void FillPanel(const LinearTileJob& job, int64_t first_block, int64_t blocks, co
         for (int v = 0; v < kVectors; ++v) _mm256_store_ps(scales + 8 * v, _mm256_set1_ps(1.0f));
         for (int64_t k = 0; k < kLinearBlock; k += 2, to += 32) {
 #pragma GCC unroll 8
-          for (int64_t line = 0; line < 4; ++line) Prefetch(from + 128 * k + 64 * line + kPrefetchBytes);
+          for (int64_t line = 0; line < 4; ++line)
+            Prefetch(from + 128 * k + 64 * line + kPrefetchBytes);
 #pragma GCC unroll 8
           for (int v = 0; v < kVectors; ++v) {
-            const __m256i words = _mm256_load_si256(reinterpret_cast<const __m256i*>(from + 128 * k + 32 * v));
+            const __m256i words =
+                _mm256_load_si256(reinterpret_cast<const __m256i*>(from + 128 * k + 32 * v));
             float* at = to + (v / 2) * panel.strip + (v % 2) * 8;
             _mm256_store_ps(at, EvenWords(words));
             _mm256_store_ps(at + 16, OddWords(words));
@@ -274,8 +309,8 @@ void FillPanel(const LinearTileJob& job, int64_t first_block, int64_t blocks, co
 
 // kRows rows x (kStrips * 16) outputs.
 template <int kRows, int kStrips>
-void MultiplyStrips(const float* x, int64_t x_stride, const float* panel, int64_t strip, const float* scales,
-                    int64_t blocks, float* totals) {
+void MultiplyStrips(const float* x, int64_t x_stride, const float* panel, int64_t strip,
+                    const float* scales, int64_t blocks, float* totals) {
   constexpr int kCount = 2 * kStrips;
   for (int64_t b = 0; b < blocks; ++b) {
     __m256 sum[kRows][kCount];
@@ -299,7 +334,8 @@ void MultiplyStrips(const float* x, int64_t x_stride, const float* panel, int64_
       } else {
         __m256 w[kCount];
 #pragma GCC unroll 8
-        for (int v = 0; v < kCount; ++v) w[v] = _mm256_load_ps(panel + (v / 2) * strip + 16 * k + 8 * (v % 2));
+        for (int v = 0; v < kCount; ++v)
+          w[v] = _mm256_load_ps(panel + (v / 2) * strip + 16 * k + 8 * (v % 2));
 #pragma GCC unroll 8
         for (int r = 0; r < kRows; ++r) {
           const __m256 xk = _mm256_broadcast_ss(x + r * x_stride + k);
@@ -324,11 +360,14 @@ void MultiplyStrips(const float* x, int64_t x_stride, const float* panel, int64_
 }
 
 template <int kRows, int kStrips>
-void MultiplyRows(const LinearTileJob& job, int64_t row, int64_t first_block, int64_t blocks, const Panel& panel) {
-  const float* x = static_cast<const float*>(job.x) + row * job.x_stride + first_block * kLinearBlock;
+void MultiplyRows(const LinearTileJob& job, int64_t row, int64_t first_block, int64_t blocks,
+                  const Panel& panel) {
+  const float* x =
+      static_cast<const float*>(job.x) + row * job.x_stride + first_block * kLinearBlock;
   for (int s = 0; s < 4; s += kStrips) {
-    MultiplyStrips<kRows, kStrips>(x, job.x_stride, panel.values + s * panel.strip, panel.strip, panel.scales + 16 * s,
-                                   blocks, job.totals + row * kLinearTileOutputs + 16 * s);
+    MultiplyStrips<kRows, kStrips>(x, job.x_stride, panel.values + s * panel.strip, panel.strip,
+                                   panel.scales + 16 * s, blocks,
+                                   job.totals + row * kLinearTileOutputs + 16 * s);
   }
 }
 
@@ -370,7 +409,8 @@ void ManyRows(const LinearTileJob& job) {
 }  // namespace
 
 void LinearTileAvx2(const LinearTileJob& job) {
-  for (int64_t i = 0; i < job.rows * kLinearTileOutputs; i += 8) _mm256_store_ps(job.totals + i, _mm256_setzero_ps());
+  for (int64_t i = 0; i < job.rows * kLinearTileOutputs; i += 8)
+    _mm256_store_ps(job.totals + i, _mm256_setzero_ps());
   if (job.rows > 1) {
     ManyRows(job);
     return;
@@ -391,7 +431,8 @@ void LinearTileAvx2(const LinearTileJob& job) {
 void Bf16RowToF32Avx2(const uint16_t* from, int64_t k, float* to) {
   int64_t i = 0;
   for (; i + 8 <= k; i += 8) {
-    const __m256i wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from + i)));
+    const __m256i wide =
+        _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from + i)));
     _mm256_storeu_ps(to + i, _mm256_castsi256_ps(_mm256_slli_epi32(wide, 16)));
   }
   for (; i < k; ++i) {
@@ -405,8 +446,8 @@ namespace {
 inline __m256i RoundToBf16Words(__m256 value) {
   const __m256i bits = _mm256_castps_si256(value);
   const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
-  const __m256i rounded =
-      _mm256_srli_epi32(_mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff))), 16);
+  const __m256i rounded = _mm256_srli_epi32(
+      _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff))), 16);
   const __m256i quiet = _mm256_or_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(0x40));
   const __m256 is_nan = _mm256_cmp_ps(value, value, _CMP_UNORD_Q);
   return _mm256_blendv_epi8(rounded, quiet, _mm256_castps_si256(is_nan));

@@ -1,9 +1,11 @@
 // The AVX512-BF16 kernel: vdpbf16ps, a vector lane is an output.
 //
-// Order of summation: for every output one accumulator takes the 16 pairs of columns of a block in order, one vdpbf16ps each,
-// starting from zero, with unscaled codes; then total = fma(accumulator, scale, total) in fp32. One row and many rows differ
-// in where the code values come from, never in this chain. The instruction adds the two products of a pair in a fixed way of
-// its own and takes subnormal inputs and results as zero, so bits differ from the fp32 levels but not within this one.
+// Order of summation: for every output one accumulator takes the 16 pairs of columns of a block in
+// order, one vdpbf16ps each, starting from zero, with unscaled codes; then total = fma(accumulator,
+// scale, total) in fp32. One row and many rows differ in where the code values come from, never in
+// this chain. The instruction adds the two products of a pair in a fixed way of its own and takes
+// subnormal inputs and results as zero, so bits differ from the fp32 levels but not within this
+// one.
 #include <immintrin.h>
 
 #include "ops/linear/linear_kernels.h"
@@ -19,7 +21,8 @@ inline __m512 BlockScale(const LinearTileJob& job, int64_t block, int strip) {
   } else {
     // 2^(byte - 127); byte 0 is the subnormal 2^-127.
     return _mm512_castsi512_ps(
-        _mm512_max_epi32(_mm512_slli_epi32(ScaleBytes<kCodes>(job, block, strip), 23), _mm512_set1_epi32(0x00400000)));
+        _mm512_max_epi32(_mm512_slli_epi32(ScaleBytes<kCodes>(job, block, strip), 23),
+                         _mm512_set1_epi32(0x00400000)));
   }
 }
 
@@ -42,35 +45,43 @@ void OneRow(const LinearTileJob& job) {
     __m512 sum[kStrips];
 #pragma GCC unroll 4
     for (int s = 0; s < kStrips; ++s) sum[s] = _mm512_setzero_ps();
-    DecodePairs<kCodes>(job, block, [&](int pair, int s, __m512i w) __attribute__((always_inline)) {
-      sum[s] = Dot(sum[s], w, XPair(x, pair));
-    });
+    DecodePairs<kCodes>(
+        job, block, [&](int pair, int s, __m512i w) __attribute__((always_inline)) {
+          sum[s] = Dot(sum[s], w, XPair(x, pair));
+        });
 #pragma GCC unroll 4
     for (int s = 0; s < kStrips; ++s) {
       float* total = job.totals + 16 * s;
-      _mm512_store_ps(total, _mm512_fmadd_ps(sum[s], BlockScale<kCodes>(job, block, s), _mm512_load_ps(total)));
+      _mm512_store_ps(
+          total, _mm512_fmadd_ps(sum[s], BlockScale<kCodes>(job, block, s), _mm512_load_ps(total)));
     }
   }
 }
 
-// ---- Several rows: codes are converted once into a panel [pairs][64] with scales [block][64] ------
+// ---- Several rows: codes are converted once into a panel [pairs][64] with scales [block][64]
+// ------
 
 template <LinearCodes kCodes>
-void FillPanel(const LinearTileJob& job, int64_t first_block, int64_t blocks, uint32_t* values, float* scales) {
-  for (int64_t b = 0; b < blocks; ++b, values += kPairs * kLinearTileOutputs, scales += kLinearTileOutputs) {
+void FillPanel(const LinearTileJob& job, int64_t first_block, int64_t blocks, uint32_t* values,
+               float* scales) {
+  for (int64_t b = 0; b < blocks;
+       ++b, values += kPairs * kLinearTileOutputs, scales += kLinearTileOutputs) {
 #pragma GCC unroll 4
-    for (int s = 0; s < kStrips; ++s) _mm512_store_ps(scales + 16 * s, BlockScale<kCodes>(job, first_block + b, s));
-    DecodePairs<kCodes>(job, first_block + b, [&](int pair, int s, __m512i w) __attribute__((always_inline)) {
-      _mm512_store_si512(values + pair * kLinearTileOutputs + 16 * s, w);
-    });
+    for (int s = 0; s < kStrips; ++s)
+      _mm512_store_ps(scales + 16 * s, BlockScale<kCodes>(job, first_block + b, s));
+    DecodePairs<kCodes>(
+        job, first_block + b, [&](int pair, int s, __m512i w) __attribute__((always_inline)) {
+          _mm512_store_si512(values + pair * kLinearTileOutputs + 16 * s, w);
+        });
   }
 }
 
 // 24 accumulators, four operands and one broadcast fill 29 of 32 registers at six rows.
 template <int kRows>
-void MultiplyRows(const LinearTileJob& job, int64_t row, int64_t first_block, int64_t blocks, const uint32_t* values,
-                  const float* scales) {
-  const uint16_t* x = static_cast<const uint16_t*>(job.x) + row * job.x_stride + first_block * kLinearBlock;
+void MultiplyRows(const LinearTileJob& job, int64_t row, int64_t first_block, int64_t blocks,
+                  const uint32_t* values, const float* scales) {
+  const uint16_t* x =
+      static_cast<const uint16_t*>(job.x) + row * job.x_stride + first_block * kLinearBlock;
   float* totals = job.totals + row * kLinearTileOutputs;
   for (int64_t b = 0; b < blocks; ++b) {
     __m512 sum[kRows][kStrips];
@@ -83,7 +94,8 @@ void MultiplyRows(const LinearTileJob& job, int64_t row, int64_t first_block, in
     for (int64_t pair = 0; pair < kPairs; ++pair) {
       __m512i w[kStrips];
 #pragma GCC unroll 4
-      for (int s = 0; s < kStrips; ++s) w[s] = _mm512_load_si512(values + pair * kLinearTileOutputs + 16 * s);
+      for (int s = 0; s < kStrips; ++s)
+        w[s] = _mm512_load_si512(values + pair * kLinearTileOutputs + 16 * s);
 #pragma GCC unroll 8
       for (int r = 0; r < kRows; ++r) {
         const __m512i xk = XPair(x + r * job.x_stride, pair);
@@ -141,7 +153,8 @@ void ManyRows(const LinearTileJob& job) {
 
 template <LinearCodes kCodes>
 void Multiply(const LinearTileJob& job) {
-  for (int64_t i = 0; i < job.rows * kLinearTileOutputs; i += 16) _mm512_store_ps(job.totals + i, _mm512_setzero_ps());
+  for (int64_t i = 0; i < job.rows * kLinearTileOutputs; i += 16)
+    _mm512_store_ps(job.totals + i, _mm512_setzero_ps());
   if (job.rows == 1) {
     OneRow<kCodes>(job);
   } else {

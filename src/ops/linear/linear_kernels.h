@@ -1,17 +1,18 @@
-// The seam between the driver of ops/linear (linear.cc) and the kernels of one instruction-set level each. Not for other
-// modules. Kept free of inline functions: this header is compiled into files with different instruction sets, and the
-// linker may keep any copy of an inline function.
+// The seam between the driver of ops/linear (linear.cc) and the kernels of one instruction-set
+// level each. Not for other modules. Kept free of inline functions: this header is compiled into
+// files with different instruction sets, and the linker may keep any copy of an inline function.
 #pragma once
 
 #include <cstdint>
 
 namespace deepinfer {
 
-// Outputs (rows of W) per tile and columns per block: the units of every packed layout and of the summation order.
+// Outputs (rows of W) per tile and columns per block: the units of every packed layout and of the
+// summation order.
 inline constexpr int64_t kLinearTileOutputs = 64;
 inline constexpr int64_t kLinearBlock = 32;
-// Rows of x that one call of a kernel takes at most. 192 rows x 256 columns of fp32 are 192 KiB: with a panel of 64 KiB
-// they stay in an L2 of 512 KiB.
+// Rows of x that one call of a kernel takes at most. 192 rows x 256 columns of fp32 are 192 KiB:
+// with a panel of 64 KiB they stay in an L2 of 512 KiB.
 inline constexpr int64_t kLinearMaxRows = 192;
 // Dequantised panel of 64 outputs x 256 columns of fp32 and its block scales.
 inline constexpr int64_t kLinearPanelBlocks = 8;
@@ -22,14 +23,14 @@ enum class LinearCodes : uint8_t { kBf16, kFp8, kFp4 };
 
 // totals[r, i] = sum over k of x[r, k] * W[tile outputs i, k], for one tile of 64 outputs.
 struct LinearTileJob {
-  const uint8_t* tile = nullptr;   // one packed tile, 64-byte aligned
+  const uint8_t* tile = nullptr;  // one packed tile, 64-byte aligned
   LinearCodes codes = LinearCodes::kBf16;
-  int64_t blocks = 0;              // of 32 columns
-  const void* x = nullptr;         // [rows, 32 * blocks] fp32 or bf16 as the level wants; zero beyond k
-  int64_t x_stride = 0;            // elements
-  int64_t rows = 0;                // 1 ... kLinearMaxRows
-  float* totals = nullptr;         // [rows, 64], 64-byte aligned; written, not read
-  void* scratch = nullptr;         // kLinearScratchBytes, 64-byte aligned
+  int64_t blocks = 0;       // of 32 columns
+  const void* x = nullptr;  // [rows, 32 * blocks] fp32 or bf16 as the level wants; zero beyond k
+  int64_t x_stride = 0;     // elements
+  int64_t rows = 0;         // 1 ... kLinearMaxRows
+  float* totals = nullptr;  // [rows, 64], 64-byte aligned; written, not read
+  void* scratch = nullptr;  // kLinearScratchBytes, 64-byte aligned
 };
 
 void LinearTileAvx2(const LinearTileJob& job);        // x fp32

@@ -1,8 +1,6 @@
 #include "ops/linear/linear_pack.h"
 
 #include <algorithm>
-#include <atomic>
-#include <cmath>
 #include <cstring>
 #include <limits>
 #include <mutex>
@@ -121,12 +119,16 @@ Status CheckSource(const LinearSource& source) {
     return Fail(Code::kInvalidArgument, std::move(message), field);
   };
   if (source.n < 1 || source.n >= kMaxExtent || source.k < 1 || source.k >= kMaxExtent) {
-    return invalid(fmt::format("A linear weight has n = {} and k = {}; both must be from 1 to 2^31 - 1.", source.n, source.k),
-                   "weight");
+    return invalid(
+        fmt::format("A linear weight has n = {} and k = {}; both must be from 1 to 2^31 - 1.",
+                    source.n, source.k),
+        "weight");
   }
   const bool quantised = source.format != WeightFormat::kBf16;
   if (quantised && source.k % kBlock != 0) {
-    return invalid(fmt::format("A quantised linear weight has k = {}; it must be a multiple of 32.", source.k), "weight");
+    return invalid(
+        fmt::format("A quantised linear weight has k = {}; it must be a multiple of 32.", source.k),
+        "weight");
   }
   DType dtype = DType::kBf16;
   int64_t columns = source.k;
@@ -135,24 +137,26 @@ Status CheckSource(const LinearSource& source) {
     dtype = DType::kFp4x2;
     columns = source.k / 2;
   }
-  const auto check = [&](const TensorView& view, DType want_dtype, int64_t want_rows, int64_t want_columns,
-                         const char* field) -> Status {
+  const auto check = [&](const TensorView& view, DType want_dtype, int64_t want_rows,
+                         int64_t want_columns, const char* field) -> Status {
     const TensorView want(static_cast<const void*>(nullptr), want_dtype, {want_rows, want_columns});
-    if (view.empty() || view.rank() != 2 || view.dtype() != want_dtype || view.dim(0) != want_rows ||
-        view.dim(1) != want_columns) {
+    if (view.empty() || view.rank() != 2 || view.dtype() != want_dtype ||
+        view.dim(0) != want_rows || view.dim(1) != want_columns) {
       return invalid(fmt::format("The {} of a linear is {}; expected {} for n = {}, k = {}.", field,
-                                 view.empty() ? "missing" : view.ToString(), want.ToString(), source.n, source.k),
+                                 view.empty() ? "missing" : view.ToString(), want.ToString(),
+                                 source.n, source.k),
                      field);
     }
     if (view.device().kind != DeviceKind::kCpu) {
-      return invalid(fmt::format("The {} of a linear must be in host memory to be packed.", field), field);
+      return invalid(fmt::format("The {} of a linear must be in host memory to be packed.", field),
+                     field);
     }
     return {};
   };
   DI_RETURN_IF_ERROR(check(source.weight, dtype, source.n, columns, "weight"));
   if (quantised) {
-    DI_RETURN_IF_ERROR(
-        check(source.scale, DType::kE8M0, ScaleRows(source.format, source.n), source.k / kBlock, "scale"));
+    DI_RETURN_IF_ERROR(check(source.scale, DType::kE8M0, ScaleRows(source.format, source.n),
+                             source.k / kBlock, "scale"));
   } else if (!source.scale.empty()) {
     return invalid("A bf16 linear weight has no scale, but one was given.", "scale");
   }
@@ -182,7 +186,8 @@ void FillTile(const LinearSource& source, LinearLayout layout, int64_t blocks, i
   const int64_t first = index * kTile;
   const int64_t outputs = std::min(kTile, source.n - first);
   const uint8_t* rows[kTile];
-  for (int64_t i = 0; i < kTile; ++i) rows[i] = i < outputs ? WeightRow(source, first + i) : zeros.data();
+  for (int64_t i = 0; i < kTile; ++i)
+    rows[i] = i < outputs ? WeightRow(source, first + i) : zeros.data();
 
   if (source.format == WeightFormat::kBf16) {
     for (int64_t pair = 0; pair < blocks * kBlock / 2; ++pair) {
@@ -204,7 +209,8 @@ void FillTile(const LinearSource& source, LinearLayout layout, int64_t blocks, i
     std::memset(tile, kScaleOne, static_cast<size_t>(Fp8HeaderBytes(blocks)));
     for (int64_t half = 0; half < 2 && half * kBlock < outputs; ++half) {
       const uint8_t* scales = ScaleRow(source, first / kBlock + half);
-      for (int64_t block = 0; block < blocks; ++block) tile[2 * block + half] = KernelScale(scales[block]);
+      for (int64_t block = 0; block < blocks; ++block)
+        tile[2 * block + half] = KernelScale(scales[block]);
     }
     if (layout == LinearLayout::kPairs) {
       for (int64_t k = 0; k < source.k; k += 2) {
@@ -290,7 +296,8 @@ LinearSource RowMajorSource(const LinearWeight& weight) {
   const LinearWeight::Packed& packed = *weight.packed();
   const int64_t k = weight.k();
   const uint8_t* data = static_cast<const uint8_t*>(packed.data.data());
-  LinearSource source{.format = weight.format(), .n = weight.n(), .k = k, .weight = {}, .scale = {}};
+  LinearSource source{
+      .format = weight.format(), .n = weight.n(), .k = k, .weight = {}, .scale = {}};
   switch (weight.format()) {
     case WeightFormat::kBf16:
       source.weight = TensorView(data, DType::kBf16, {weight.n(), k});
@@ -351,7 +358,8 @@ Result<LinearWeight> PackLinearWeight(const LinearSource& source, Stream& stream
     const int64_t scale_rows = ScaleRows(source.format, source.n);
     const int64_t scale_row_bytes = source.k / kBlock;
     DI_ASSIGN_OR_RETURN(
-        packed.data, Buffer::Allocate(stream.device(), source.n * row_bytes + scale_rows * scale_row_bytes));
+        packed.data,
+        Buffer::Allocate(stream.device(), source.n * row_bytes + scale_rows * scale_row_bytes));
     uint8_t* to = static_cast<uint8_t*>(packed.data.data());
     for (int64_t row = 0; row < source.n; ++row, to += row_bytes) {
       std::memcpy(to, WeightRow(source, row), static_cast<size_t>(row_bytes));
@@ -362,7 +370,8 @@ Result<LinearWeight> PackLinearWeight(const LinearSource& source, Stream& stream
     return weight;
   }
 
-  DI_ASSIGN_OR_RETURN(packed.data, Buffer::Allocate(stream.device(), packed.tiles * packed.tile_bytes));
+  DI_ASSIGN_OR_RETURN(packed.data,
+                      Buffer::Allocate(stream.device(), packed.tiles * packed.tile_bytes));
   uint8_t* data = static_cast<uint8_t*>(packed.data.data());
   const std::vector<uint8_t> zeros(static_cast<size_t>(RowBytes(source.format, source.k)));
   std::mutex mutex;
@@ -370,7 +379,8 @@ Result<LinearWeight> PackLinearWeight(const LinearSource& source, Stream& stream
     std::vector<int32_t> nan_outputs;
     for (int64_t tile = begin; tile < end; ++tile) {
       FillTile(source, packed.layout, packed.blocks, tile, zeros, data + tile * packed.tile_bytes);
-      for (int64_t output = tile * kTile; output < std::min(source.n, (tile + 1) * kTile); ++output) {
+      for (int64_t output = tile * kTile; output < std::min(source.n, (tile + 1) * kTile);
+           ++output) {
         if (HasNan(source, output)) nan_outputs.push_back(static_cast<int32_t>(output));
       }
     }
@@ -383,7 +393,8 @@ Result<LinearWeight> PackLinearWeight(const LinearSource& source, Stream& stream
   return weight;
 }
 
-void UnpackLinearOutput(const LinearSource& source, int64_t output, std::span<float> codes, std::span<float> scales) {
+void UnpackLinearOutput(const LinearSource& source, int64_t output, std::span<float> codes,
+                        std::span<float> scales) {
   DI_CHECK_EQ(static_cast<int64_t>(codes.size()), source.k);
   DI_CHECK_EQ(static_cast<int64_t>(scales.size()), CeilDiv(source.k, kBlock));
   const uint8_t* row = WeightRow(source, output);
@@ -401,10 +412,12 @@ void UnpackLinearOutput(const LinearSource& source, int64_t output, std::span<fl
     codes[k] = fp8 ? E4M3ToF32(row[k]) : E2M1ToF32((row[k / 2] >> (k % 2 * 4)) & 15);
   }
   const uint8_t* scale_row = ScaleRow(source, fp8 ? output / kBlock : output);
-  for (size_t block = 0; block < scales.size(); ++block) scales[block] = E8M0ToF32(scale_row[block]);
+  for (size_t block = 0; block < scales.size(); ++block)
+    scales[block] = E8M0ToF32(scale_row[block]);
 }
 
-void UnpackLinearOutput(const LinearWeight& weight, int64_t output, std::span<float> codes, std::span<float> scales) {
+void UnpackLinearOutput(const LinearWeight& weight, int64_t output, std::span<float> codes,
+                        std::span<float> scales) {
   DI_CHECK(weight.packed() != nullptr && output >= 0 && output < weight.n());
   const LinearWeight::Packed& packed = *weight.packed();
   if (packed.layout == LinearLayout::kRowMajor) {
@@ -446,7 +459,8 @@ void UnpackLinearOutput(const LinearWeight& weight, int64_t output, std::span<fl
         break;
     }
   }
-  if (std::binary_search(packed.nan_outputs.begin(), packed.nan_outputs.end(), static_cast<int32_t>(output))) {
+  if (std::binary_search(packed.nan_outputs.begin(), packed.nan_outputs.end(),
+                         static_cast<int32_t>(output))) {
     std::fill(scales.begin(), scales.end(), std::numeric_limits<float>::quiet_NaN());
   }
 }

@@ -1,28 +1,33 @@
-// Packed layouts of linear weights: how PackLinearWeight arranges the codes for the kernels of a level, and the way back.
-// Internal to ops/linear.
+// Packed layouts of linear weights: how PackLinearWeight arranges the codes for the kernels of a
+// level, and the way back. Internal to ops/linear.
 //
-// Every layout but the row-major one is a sequence of tiles of 64 outputs; a tile is one sequential stream of bytes, so that
-// a thread that works through a range of tiles reads memory front to back. Outputs beyond n and columns beyond k are zero.
+// Every layout but the row-major one is a sequence of tiles of 64 outputs; a tile is one sequential
+// stream of bytes, so that a thread that works through a range of tiles reads memory front to back.
+// Outputs beyond n and columns beyond k are zero.
 //
-//   FP4: per block of 32 columns: 64 scale bytes (output order), then 1024 bytes of codes.
-//   FP8: first the scale bytes of the whole tile, 2 per block (outputs 0-31, 32-63), padded to 64 bytes; then codes.
-//   bf16: codes only.
+//   FP4   per block of 32 columns: 64 scale bytes (output order), then 1024 bytes of codes.
+//   FP8   first the scale bytes of the whole tile, 2 per block (outputs 0-31, 32-63), padded to a
+//         multiple of 64; then codes.
+//   bf16  codes only.
 //
-// Codes within a tile:
-//   kPairs (AVX-512 and AMX): a dword lane is an output.
-//     bf16  dword (k / 2, output) = columns k, k + 1.
-//     FP8   word (k / 2, output) = columns k, k + 1.
-//     FP4   dword (k / 8, output) = eight columns; low half columns 0 2 4 6, high half 1 3 5 7, so that a shift and a
-//           16-bit permute give bf16 pairs.
-//   kLanes (AVX2): one column at a time, because AVX2 has no 16-entry 32-bit table; bytes are permuted such that the
-//     in-lane unpack instructions leave eight consecutive outputs in one register.
-//     bf16  as kPairs.
-//     FP8   64 bytes per column; byte j of 32 is output 16 * (j / 8 % 2) + 8 * (j / 16) + j % 8.
-//     FP4   32 bytes per column, outputs 0-31 in the low nibbles and 32-63 in the high ones; byte j is output
-//           16 * (j / 8 % 2) + 8 * (j % 2) + 4 * (j / 16) + j / 2 % 4.
+// Codes within a tile, kPairs (AVX-512 and AMX; a dword lane is an output):
 //
-// NaN never reaches a kernel: an output with a NaN code (FP8) or NaN scale is NaN for every x, so such outputs are listed and
-// overwritten at the end, and their codes and scales are stored as zero and one.
+//   bf16  dword (k / 2, output) = columns k, k + 1.
+//   FP8   word (k / 2, output) = columns k, k + 1.
+//   FP4   dword (k / 8, output) = eight columns; low half columns 0 2 4 6, high half 1 3 5 7, so
+//         that a shift and a 16-bit permute give bf16 pairs.
+//
+// kLanes (AVX2; one column at a time, because AVX2 has no 16-entry table of dwords; bytes are
+// permuted such that in-lane instructions leave eight consecutive outputs in one register):
+//
+//   bf16  as kPairs.
+//   FP8   64 bytes per column; byte j of 32 is output 16 * (j / 8 % 2) + 8 * (j / 16) + j % 8.
+//   FP4   32 bytes per column, outputs 0-31 in the low nibbles and 32-63 in the high ones;
+//         byte j is output 16 * (j / 8 % 2) + 8 * (j % 2) + 4 * (j / 16) + j / 2 % 4.
+//
+// NaN never reaches a kernel: an output with a NaN code (FP8) or NaN scale is NaN for every x, so
+// such outputs are listed and overwritten at the end, and their codes and scales are stored as zero
+// and one.
 #pragma once
 
 #include <cstdint>
@@ -40,12 +45,13 @@ enum class LinearLayout : uint8_t { kRowMajor, kLanes, kPairs };
 struct LinearWeight::Packed {
   LinearLayout layout = LinearLayout::kRowMajor;
   CpuLevel level = CpuLevel::kScalar;
-  int64_t blocks = 0;      // of 32 columns, the last one padded
-  int64_t tiles = 0;       // of 64 outputs, the last one padded
+  int64_t blocks = 0;  // of 32 columns, the last one padded
+  int64_t tiles = 0;   // of 64 outputs, the last one padded
   int64_t tile_bytes = 0;
-  Buffer data;             // tiles; for kRowMajor a copy of the source: weight rows, then scale rows
+  Buffer data;  // tiles; for kRowMajor a copy of the source: weight rows, then scale rows
   std::vector<int32_t> nan_outputs;
-  // A block scale so small or large that code * scale leaves bf16's normal range: see linear_amx.cc.
+  // A block scale so small or large that code * scale leaves bf16's normal range: see
+  // linear_amx.cc.
   bool extreme_scales = false;
 
   const uint8_t* tile(int64_t index) const {
@@ -55,14 +61,16 @@ struct LinearWeight::Packed {
 
 LinearLayout LinearLayoutOf(CpuLevel level);
 
-// Unscaled code values of one output, codes[k], and its scale per block of 32 columns, scales[ceil(k / 32)]; NaN scales and
-// codes as NaN.
-void UnpackLinearOutput(const LinearSource& source, int64_t output, std::span<float> codes, std::span<float> scales);
-void UnpackLinearOutput(const LinearWeight& weight, int64_t output, std::span<float> codes, std::span<float> scales);
+// Unscaled code values of one output, codes[k], and its scale per block of 32 columns,
+// scales[ceil(k / 32)]; NaN scales and codes as NaN.
+void UnpackLinearOutput(const LinearSource& source, int64_t output, std::span<float> codes,
+                        std::span<float> scales);
+void UnpackLinearOutput(const LinearWeight& weight, int64_t output, std::span<float> codes,
+                        std::span<float> scales);
 
-// Rows [begin, end) of y = x * W^T in plain loops (linear_ref.cc), on the stream's threads. Row r takes x's row
-// row_index[r], or r if row_index is null.
-void LinearReferenceRows(const LinearWeight& weight, const TensorView& x, const int32_t* row_index, int64_t begin,
-                         int64_t end, const TensorView& y, Stream& stream);
+// Rows [begin, end) of y = x * W^T in plain loops (linear_ref.cc), on the stream's threads. Row r
+// takes x's row row_index[r], or r if row_index is null.
+void LinearReferenceRows(const LinearWeight& weight, const TensorView& x, const int32_t* row_index,
+                         int64_t begin, int64_t end, const TensorView& y, Stream& stream);
 
 }  // namespace deepinfer

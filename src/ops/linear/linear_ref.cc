@@ -1,10 +1,11 @@
 // The specification of ops/linear in plain loops, and the implementation at CpuLevel::kScalar.
 //
-// Order of summation: the products of 32 consecutive columns are added in order, starting from zero, with unscaled codes;
-// then the sum times the block's scale is added to the total. The fp32 levels (AVX2, AVX-512) keep exactly this order. All
-// products are exact (8 + 8 significant bits at most) and scales are powers of two, so a fused multiply-add rounds the same
-// as the separate operations here, and those levels return the same bits unless a product or a scaled sum is subnormal or
-// infinite.
+// Order of summation: the products of 32 consecutive columns are added in order, starting from
+// zero, with unscaled codes; then the sum times the block's scale is added to the total. The fp32
+// levels (AVX2, AVX-512) keep exactly this order. All products are exact (8 + 8 significant bits at
+// most) and scales are powers of two, so a fused multiply-add rounds the same as the separate
+// operations here, and those levels return the same bits unless a product or a scaled sum is
+// subnormal or infinite.
 #include <vector>
 
 #include "base/check.h"
@@ -36,8 +37,9 @@ float Dot(const Bf16* x, const std::vector<float>& codes, const std::vector<floa
 }
 
 template <class Weight>
-void Run(const Weight& weight, int64_t n, int64_t k, const TensorView& x, const int32_t* row_index, int64_t begin,
-         int64_t end, const TensorView& y, int64_t first_output, int64_t last_output) {
+void Run(const Weight& weight, int64_t n, int64_t k, const TensorView& x, const int32_t* row_index,
+         int64_t begin, int64_t end, const TensorView& y, int64_t first_output,
+         int64_t last_output) {
   DI_CHECK_LE(last_output, n);
   std::vector<float> codes(static_cast<size_t>(k));
   std::vector<float> scales(static_cast<size_t>((k + 31) / 32));
@@ -56,8 +58,8 @@ void LinearReference(const LinearSource& source, const TensorView& x, const Tens
   Run(source, source.n, source.k, x, nullptr, 0, x.rows(), y, 0, source.n);
 }
 
-void LinearReferenceRows(const LinearWeight& weight, const TensorView& x, const int32_t* row_index, int64_t begin,
-                         int64_t end, const TensorView& y, Stream& stream) {
+void LinearReferenceRows(const LinearWeight& weight, const TensorView& x, const int32_t* row_index,
+                         int64_t begin, int64_t end, const TensorView& y, Stream& stream) {
   stream.pool().ParallelFor(weight.n(), [&](int64_t first, int64_t last, int) {
     Run(weight, weight.n(), weight.k(), x, row_index, begin, end, y, first, last);
   });
