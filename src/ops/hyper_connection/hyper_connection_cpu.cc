@@ -10,6 +10,10 @@
 // HcCollapseNorm: reads 4 streams, writes y and its quantised copy; 41 + 20 KB per row, bound by the caches, or by memory when the streams
 // come from there. Same bits as the reference but for the norm's statistic (see ops/rms_norm).
 // HcExpand: 92 KB per row, 20 multiply-adds per channel; element-wise, bitwise the reference's results.
+//
+// Measured 2026-11-30, 2-core AMD EPYC (AVX2), one thread, processor time, hidden 5120: HcMix 15.2 us per row at 64 rows = 65 GFLOP/s, 64 %
+// of the fp32 multiply-add peak, the scalar Sinkhorn iterations included; 44 us for one row with fn in the last-level cache (45 GB/s).
+// HcCollapseNorm with both outputs 8.0 us per row, HcExpand 7.5 us.
 #include <cmath>
 #include <vector>
 

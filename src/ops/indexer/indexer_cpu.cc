@@ -9,6 +9,10 @@
 // Per tile of 8 keys: nibbles become bytes by a table look-up, a 4x4 transposition puts the same four channels of 8 keys in one vector,
 // then for every row and every 4 heads: 32 broadcasts of four query codes, multiply-add, 16-bit add; per group one widening add,
 // conversion and scale. Eight keys in lanes need no horizontal sums. The same 256-bit code serves AVX-512 machines.
+//
+// Measured 2026-11-30, 2-core AMD EPYC (AVX2), one thread, processor time, on a machine busy with other work: 120 to 155 G operations/s
+// (fp32 multiply-add peak 102), 32,768 entries 1.7 to 2.2 ms per row at 16 rows and 2.2 at one. Tried and lost: the codes of each head in
+// one piece, 110 G/s for want of address registers; complete unrolling of the quad loop, which spills the sums.
 #include <algorithm>
 #include <cstring>
 

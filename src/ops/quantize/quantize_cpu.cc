@@ -2,6 +2,9 @@
 //
 // Bound by the caches: 4 bytes per bf16 element moved, about 20 vector operations per vector of elements. Groups of 32 are independent, so
 // work is cut into blocks of channels as well as rows.
+//
+// Measured 2026-11-30, 2-core AMD EPYC (AVX2), one thread, processor time: 5120 channels 4.0 us per row (5.1 GB/s). Most of a group's time
+// is the chain from its maximum to its scale.
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "ops/quantize/quantize_cpu.cc"
 #include "ops/simd_targets.h"

