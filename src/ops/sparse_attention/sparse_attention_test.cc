@@ -147,12 +147,14 @@ class AttentionCase {
 // bf16 (2^-9 of one term). The relative error before Q8 is below 1e-4, so an element may land on
 // the neighbouring E4M3 point (2^-3 of it, or 2^-15 of the group's maximum near zero), and rarely.
 void ExpectCloseToReference(Shape shape, const std::vector<Chunk>& chunks, bool compressed,
-                            Numerics numerics) {
+                            Numerics numerics, CpuLevel level) {
   AttentionCase test(shape, chunks, compressed, numerics);
   Stream stream(1);
-  const Outputs tuned = test.Run(stream);
   stream.set_use_reference(true);
   const Outputs expected = test.Run(stream);
+  stream.set_use_reference(false);
+  stream.set_cpu_level(level);
+  const Outputs tuned = test.Run(stream);
   int64_t different = 0;
   int64_t total = 0;
   for (const auto& [key, row] : expected) {
@@ -175,14 +177,19 @@ void ExpectCloseToReference(Shape shape, const std::vector<Chunk>& chunks, bool 
 }
 
 TEST(SparseAttention, TunedMatchesReferenceOnTheCaseTable) {
-  for (Numerics numerics : {Numerics::kProduction, Numerics::kReference}) {
-    for (bool compressed : {false, true}) {
-      ExpectCloseToReference(kTiny, {{1, 0, 1}, {2, 5, 9}, {3, 40, 3}}, compressed, numerics);
-      ExpectCloseToReference(kOdd, {{1, 0, 2}, {2, 90, 5}}, compressed, numerics);
+  // Every level that the host has; a stream lowers a wish beyond that to the host's best.
+  for (CpuLevel level : {CpuLevel::kAvx2, CpuLevel::kAvx512}) {
+    for (Numerics numerics : {Numerics::kProduction, Numerics::kReference}) {
+      for (bool compressed : {false, true}) {
+        ExpectCloseToReference(kTiny, {{1, 0, 1}, {2, 5, 9}, {3, 40, 3}}, compressed, numerics,
+                               level);
+        ExpectCloseToReference(kOdd, {{1, 0, 2}, {2, 90, 5}}, compressed, numerics, level);
+      }
     }
+    ExpectCloseToReference(kReal, {{1, 0, 1}, {2, 400, 2}, {3, 700, 1}}, true,
+                           Numerics::kProduction, level);
+    ExpectCloseToReference(kReal, {{1, 63, 1}, {2, 200, 1}}, false, Numerics::kProduction, level);
   }
-  ExpectCloseToReference(kReal, {{1, 0, 1}, {2, 400, 2}, {3, 700, 1}}, true, Numerics::kProduction);
-  ExpectCloseToReference(kReal, {{1, 63, 1}, {2, 200, 1}}, false, Numerics::kProduction);
 }
 
 TEST(SparseAttention, ARowHasTheSameBitsAloneInAnyBatchAndAtAnyThreadCount) {
@@ -202,6 +209,16 @@ TEST(SparseAttention, ARowHasTheSameBitsAloneInAnyBatchAndAtAnyThreadCount) {
     const Outputs reversed = AttentionCase(shape, {batch[2], batch[1], batch[0]}, true).Run(one);
     EXPECT_EQ(reversed, expected);
   }
+}
+
+TEST(SparseAttention, TheLowestLevelRunsTheReference) {
+  AttentionCase test(kOdd, {{1, 60, 3}}, true);
+  Stream stream(1);
+  stream.set_use_reference(true);
+  const Outputs expected = test.Run(stream);
+  stream.set_use_reference(false);
+  stream.set_cpu_level(CpuLevel::kScalar);
+  EXPECT_EQ(test.Run(stream), expected);
 }
 
 TEST(SparseAttention, ChunkBoundariesDoNotChangeBits) {
