@@ -1,4 +1,5 @@
-// Helpers of the operations' tests: owned tensors, reproducible random contents, batches made of named sequences, bitwise comparison.
+// Helpers of the operations' tests: owned tensors, reproducible random contents, batches made of
+// named sequences, bitwise comparison.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -19,10 +20,8 @@ namespace deepinfer::testing {
 // SplitMix64: the same numbers on every machine, and cheap to seed from (what, sequence, position).
 class Random {
  public:
-  explicit Random(uint64_t seed) : state_(seed * 0x9e3779b97f4a7c15ull + 1) {
-  }
-  Random(uint64_t a, uint64_t b, uint64_t c = 0) : Random((a * 1000003 + b) * 1000003 + c) {
-  }
+  explicit Random(uint64_t seed) : state_(seed * 0x9e3779b97f4a7c15ull + 1) {}
+  Random(uint64_t a, uint64_t b, uint64_t c = 0) : Random((a * 1000003 + b) * 1000003 + c) {}
   uint64_t Next() {
     uint64_t z = (state_ += 0x9e3779b97f4a7c15ull);
     z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
@@ -35,7 +34,8 @@ class Random {
   float Uniform() {
     return static_cast<float>(Next() >> 40) * 0x1p-24f;
   }
-  // Roughly normal with unit variance: heavy enough tails for quantisers to see different group maxima.
+  // Roughly normal with unit variance: heavy enough tails for quantisers to see different group
+  // maxima.
   float Normal() {
     float sum = 0.0f;
     for (int i = 0; i < 6; ++i) sum += Uniform();
@@ -52,7 +52,9 @@ class OwnedTensor {
   OwnedTensor() = default;
   OwnedTensor(DType dtype, std::initializer_list<int64_t> shape) {
     const TensorView extent(static_cast<void*>(nullptr), dtype, shape);
-    buffer_ = Buffer::AllocateZeroed({}, std::max<int64_t>(1, extent.num_elements() * DTypeBytes(dtype))).value();
+    buffer_ =
+        Buffer::AllocateZeroed({}, std::max<int64_t>(1, extent.num_elements() * DTypeBytes(dtype)))
+            .value();
     view_ = buffer_.View(dtype, shape);
   }
   const TensorView& view() const {
@@ -81,7 +83,8 @@ class OwnedTensor {
   TensorView view_;
 };
 
-inline OwnedTensor NormalTensor(DType dtype, std::initializer_list<int64_t> shape, uint64_t seed, float scale = 1.0f) {
+inline OwnedTensor NormalTensor(DType dtype, std::initializer_list<int64_t> shape, uint64_t seed,
+                                float scale = 1.0f) {
   OwnedTensor tensor(dtype, shape);
   tensor.FillNormal(Random(seed), scale);
   return tensor;
@@ -99,8 +102,9 @@ inline int64_t CountDifferentBits(const TensorView& a, const TensorView& b) {
   const int64_t size = DTypeBytes(a.dtype());
   int64_t different = 0;
   for (int64_t i = 0; i < a.num_elements(); ++i) {
-    different += std::memcmp(static_cast<char*>(a.data()) + i * size, static_cast<char*>(b.data()) + i * size,
-                             static_cast<size_t>(size)) != 0;
+    different +=
+        std::memcmp(static_cast<char*>(a.data()) + i * size,
+                    static_cast<char*>(b.data()) + i * size, static_cast<size_t>(size)) != 0;
   }
   return different;
 }
@@ -110,8 +114,9 @@ inline float Value(const TensorView& view, int64_t element) {
                                       : static_cast<float*>(view.data())[element];
 }
 
-// Checks that an operation on rows gives a row the same bits at 1, 2 and 3 threads and alone. `run(stream, begin, end)` runs it on these
-// rows and returns their result; results of several rows are the results of the rows one after the other.
+// Checks that an operation on rows gives a row the same bits at 1, 2 and 3 threads and alone.
+// `run(stream, begin, end)` runs it on these rows and returns their result; results of several rows
+// are the results of the rows one after the other.
 template <class Run>
 void ExpectRowsIndependent(int64_t rows, const Run& run) {
   Stream one(1);
@@ -155,8 +160,8 @@ struct Chunk {
   int64_t slot = 0;
 };
 
-// A step's layout with owned arrays. Sequence i uses blocks i * blocks_per_sequence, shifted and reversed so that table order is not
-// memory order.
+// A step's layout with owned arrays. Sequence i uses blocks i * blocks_per_sequence, shifted and
+// reversed so that table order is not memory order.
 class TestLayout {
  public:
   TestLayout(std::vector<Chunk> chunks, int64_t blocks_per_sequence) : chunks_(std::move(chunks)) {
@@ -178,7 +183,8 @@ class TestLayout {
         row_sequence_.Row<int32_t>(row)[0] = static_cast<int32_t>(s);
       }
       for (int64_t b = 0; b < blocks_per_sequence; ++b) {
-        table_.Row<int32_t>(s)[b] = static_cast<int32_t>(s * blocks_per_sequence + blocks_per_sequence - 1 - b);
+        table_.Row<int32_t>(s)[b] =
+            static_cast<int32_t>(s * blocks_per_sequence + blocks_per_sequence - 1 - b);
       }
     }
     start_.Row<int32_t>(sequences)[0] = static_cast<int32_t>(row);

@@ -1,8 +1,8 @@
-// Vector building blocks of the operations: bf16 conversions, exponential, group quantisers, rotation. Included once per instruction
-// set by <op>_cpu.cc files (Highway's "-inl.h" convention).
+// Vector building blocks of the operations: bf16 conversions, exponential, group quantisers,
+// rotation. Included once per instruction set by <op>_cpu.cc files (Highway's "-inl.h" convention).
 //
-// Everything here but Exp is bitwise equal to the scalar definitions (tensor/float_formats.h, ops/quantize/group_quantize.h,
-// ops/rope/rotate.h), NaN included, at every vector width.
+// Everything here but Exp is bitwise equal to the scalar definitions (tensor/float_formats.h,
+// ops/quantize/group_quantize.h, ops/rope/rotate.h), NaN included, at every vector width.
 #include "ops/simd_targets.h"
 
 #if defined(DEEPINFER_OPS_SIMD_INL_H_) == defined(HWY_TARGET_TOGGLE)
@@ -46,7 +46,8 @@ HWY_INLINE VecU32 Bf16Bits(VecF32 x) {
   const U32 du32;
   const VecU32 bits = hn::BitCast(du32, x);
   const VecU32 high = hn::ShiftRight<16>(bits);
-  const VecU32 rounded = hn::ShiftRight<16>(hn::Add(bits, hn::Add(hn::Set(du32, 0x7fff), hn::And(high, hn::Set(du32, 1)))));
+  const VecU32 rounded = hn::ShiftRight<16>(
+      hn::Add(bits, hn::Add(hn::Set(du32, 0x7fff), hn::And(high, hn::Set(du32, 1)))));
   const auto nan = hn::RebindMask(du32, hn::IsNaN(x));
   return hn::IfThenElse(nan, hn::Or(high, hn::Set(du32, 0x40)), rounded);
 }
@@ -60,8 +61,9 @@ HWY_INLINE VecF32 RoundBf16(VecF32 x) {
   return hn::BitCast(F32(), hn::ShiftLeft<16>(Bf16Bits(x)));
 }
 
-// Sum of squares in double, lane by lane; exact to about 1e-16 for bf16 inputs, so the fp32 statistic made from it is that of the
-// reference except when it lies within that distance of a rounding boundary.
+// Sum of squares in double, lane by lane; exact to about 1e-16 for bf16 inputs, so the fp32
+// statistic made from it is that of the reference except when it lies within that distance of a
+// rounding boundary.
 HWY_INLINE void AddSquares(VecF32 x, VecF64& low, VecF64& high) {
   const F64 dd;
   const hn::Half<F32> dh;
@@ -76,8 +78,9 @@ HWY_INLINE double SumLanes(VecF64 low, VecF64 high) {
   return hn::GetLane(hn::SumOfLanes(dd, hn::Add(low, high)));
 }
 
-// exp(x), relative error below 2e-7 where the result is a normal number; gradual underflow, +inf above 88.73, NaN for NaN.
-// Cephes' polynomial of degree 5 on [-ln2/2, ln2/2]; the power of two is applied in two factors so that neither overflows early.
+// exp(x), relative error below 2e-7 where the result is a normal number; gradual underflow, +inf
+// above 88.73, NaN for NaN. Cephes' polynomial of degree 5 on [-ln2/2, ln2/2]; the power of two is
+// applied in two factors so that neither overflows early.
 HWY_INLINE VecF32 Exp(VecF32 x) {
   const F32 d;
   const I32 di;
@@ -118,16 +121,18 @@ HWY_INLINE VecF32 RoundE4M3(VecF32 x) {
   const VecF32 a = hn::Min(hn::Abs(x), hn::Set(d, 448.0f));
   const VecU32 bits = hn::BitCast(du, a);
   const VecU32 odd = hn::And(hn::ShiftRight<20>(bits), hn::Set(du, 1));
-  const VecU32 rounded = hn::AndNot(hn::Set(du, 0xfffff), hn::Add(bits, hn::Add(odd, hn::Set(du, 0x7ffff))));
+  const VecU32 rounded =
+      hn::AndNot(hn::Set(du, 0xfffff), hn::Add(bits, hn::Add(odd, hn::Set(du, 0x7ffff))));
   const VecF32 shift = hn::Set(d, 0x1p14f);  // its ulp is the subnormal step 2^-9
   const VecF32 subnormal = hn::Sub(hn::Add(a, shift), shift);
-  const VecF32 magnitude = hn::IfThenElse(hn::Lt(a, hn::Set(d, 0x1p-6f)), subnormal, hn::BitCast(d, rounded));
+  const VecF32 magnitude =
+      hn::IfThenElse(hn::Lt(a, hn::Set(d, 0x1p-6f)), subnormal, hn::BitCast(d, rounded));
   const VecF32 nan = hn::BitCast(d, hn::Set(du, 0x7fc00000u));
   return hn::IfThenElse(hn::IsNaN(x), nan, hn::Or(magnitude, sign));
 }
 
-// kLanes E4M3 codes as fp32. As a half float a code has the same mantissa and an exponent bias larger by 8; widening by the F16C
-// instruction avoids both a gather and subnormal fp32 arithmetic.
+// kLanes E4M3 codes as fp32. As a half float a code has the same mantissa and an exponent bias
+// larger by 8; widening by the F16C instruction avoids both a gather and subnormal fp32 arithmetic.
 HWY_INLINE VecF32 LoadE4M3(const uint8_t* codes) {
   const F32 d;
   const hn::Rebind<int8_t, F32> d8;
@@ -157,7 +162,8 @@ HWY_INLINE void Q8RowToBf16(const float* x, int64_t channels, Bf16* out) {
   for (int64_t i = 0; i < channels; i += kQ8Group) Q8GroupToBf16(x + i, out + i);
 }
 
-// The E2M1 grid point of x after clamping to +-6: one mantissa bit, step 1/2 below 1. NaN becomes +-6, as in F32ToE2M1.
+// The E2M1 grid point of x after clamping to +-6: one mantissa bit, step 1/2 below 1. NaN becomes
+// +-6, as in F32ToE2M1.
 HWY_INLINE VecF32 RoundE2M1(VecF32 x) {
   const F32 d;
   const U32 du;
@@ -165,10 +171,12 @@ HWY_INLINE VecF32 RoundE2M1(VecF32 x) {
   const VecF32 a = hn::Min(hn::Abs(x), hn::Set(d, 6.0f));  // 6 for NaN
   const VecU32 bits = hn::BitCast(du, a);
   const VecU32 odd = hn::And(hn::ShiftRight<22>(bits), hn::Set(du, 1));
-  const VecU32 rounded = hn::AndNot(hn::Set(du, 0x3fffff), hn::Add(bits, hn::Add(odd, hn::Set(du, 0x1fffff))));
+  const VecU32 rounded =
+      hn::AndNot(hn::Set(du, 0x3fffff), hn::Add(bits, hn::Add(odd, hn::Set(du, 0x1fffff))));
   const VecF32 shift = hn::Set(d, 0x1p22f);  // its ulp is 1/2
   const VecF32 small = hn::Sub(hn::Add(a, shift), shift);
-  const VecF32 magnitude = hn::IfThenElse(hn::Lt(a, hn::Set(d, 1.0f)), small, hn::BitCast(d, rounded));
+  const VecF32 magnitude =
+      hn::IfThenElse(hn::Lt(a, hn::Set(d, 1.0f)), small, hn::BitCast(d, rounded));
   return hn::Or(magnitude, sign);
 }
 
@@ -177,13 +185,15 @@ HWY_INLINE void Q4PGroupToBf16(const float* x, Bf16* out) {
   const F32 d;
   const uint8_t byte = Q4PScaleByte(VectorAmax(x, kQ4PGroup));
   const VecF32 scale = hn::Set(d, E8M0ToF32(byte));
-  const VecF32 inverse = hn::Set(d, E8M0ToF32(static_cast<uint8_t>(254 - byte)));  // a power of two: same as dividing
+  const VecF32 inverse =
+      hn::Set(d, E8M0ToF32(static_cast<uint8_t>(254 - byte)));  // a power of two: same as dividing
   for (int64_t i = 0; i < kQ4PGroup; i += kLanes) {
     StoreBf16(hn::Mul(RoundE2M1(hn::Mul(hn::LoadU(d, x + i), inverse)), scale), out + i);
   }
 }
 
-// Rotates pairs: x = {x0, x1, ...}, table = {cos, sin, ...}. See RotatePairs for the fused operations.
+// Rotates pairs: x = {x0, x1, ...}, table = {cos, sin, ...}. See RotatePairs for the fused
+// operations.
 HWY_INLINE VecF32 Rotate(VecF32 x, VecF32 table) {
   const F32 d;
   const VecF32 swapped = hn::Shuffle2301(table);

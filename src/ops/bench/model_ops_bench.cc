@@ -49,18 +49,22 @@ class Random {
   uint64_t state_ = 42;
 };
 
-// Memory and a view of it, filled with numbers in +-gain, small positive integers, or bytes, by element type.
+// Memory and a view of it, filled with numbers in +-gain, small positive integers, or bytes, by
+// element type.
 class Data {
  public:
   static Result<Data> Make(DType dtype, std::initializer_list<int64_t> shape, float gain = 1.0f) {
     Data data;
     const TensorView extent(static_cast<void*>(nullptr), dtype, shape);
-    DI_ASSIGN_OR_RETURN(data.buffer_, Buffer::AllocateZeroed({}, extent.num_elements() * DTypeBytes(dtype)));
+    DI_ASSIGN_OR_RETURN(data.buffer_,
+                        Buffer::AllocateZeroed({}, extent.num_elements() * DTypeBytes(dtype)));
     data.view_ = data.buffer_.View(dtype, shape);
     Random random;
     for (int64_t i = 0; i < extent.num_elements(); ++i) {
-      if (dtype == DType::kF32) static_cast<float*>(data.buffer_.data())[i] = random.Signed() * gain;
-      if (dtype == DType::kBf16) static_cast<Bf16*>(data.buffer_.data())[i] = F32ToBf16(random.Signed() * gain);
+      if (dtype == DType::kF32)
+        static_cast<float*>(data.buffer_.data())[i] = random.Signed() * gain;
+      if (dtype == DType::kBf16)
+        static_cast<Bf16*>(data.buffer_.data())[i] = F32ToBf16(random.Signed() * gain);
     }
     return data;
   }
@@ -79,13 +83,16 @@ class Data {
   TensorView view_;
 };
 
-// Random codes with scales near one, `record_bytes` per record of which the last `scale_bytes` are scales.
-void FillRecords(const Data& data, int64_t record_bytes, int64_t scale_bytes, uint8_t first_scale, uint8_t code_mask) {
+// Random codes with scales near one, `record_bytes` per record of which the last `scale_bytes` are
+// scales.
+void FillRecords(const Data& data, int64_t record_bytes, int64_t scale_bytes, uint8_t first_scale,
+                 uint8_t code_mask) {
   Random random;
   const int64_t total = data.view().num_elements();
   for (int64_t i = 0; i < total; ++i) {
     const bool scale = i % record_bytes >= record_bytes - scale_bytes;
-    data.bytes()[i] = scale ? static_cast<uint8_t>(first_scale + random.Next() % 4) : static_cast<uint8_t>(random.Next()) & code_mask;
+    data.bytes()[i] = scale ? static_cast<uint8_t>(first_scale + random.Next() % 4)
+                            : static_cast<uint8_t>(random.Next()) & code_mask;
   }
 }
 
@@ -102,10 +109,12 @@ struct OneSequence {
     DI_ASSIGN_OR_RETURN(s.start, Data::Make(DType::kI32, {2}));
     DI_ASSIGN_OR_RETURN(s.slot, Data::Make(DType::kI32, {1}));
     DI_ASSIGN_OR_RETURN(s.table, Data::Make(DType::kI32, {1, blocks}));
-    for (int64_t r = 0; r < rows; ++r) s.positions.ints()[r] = static_cast<int32_t>(context - rows + r);
+    for (int64_t r = 0; r < rows; ++r)
+      s.positions.ints()[r] = static_cast<int32_t>(context - rows + r);
     s.start.ints()[1] = static_cast<int32_t>(rows);
     for (int64_t b = 0; b < blocks; ++b) s.table.ints()[b] = static_cast<int32_t>(b);
-    s.layout = {s.positions.view(), s.row_sequence.view(), s.start.view(), s.slot.view(), s.table.view()};
+    s.layout = {s.positions.view(), s.row_sequence.view(), s.start.view(), s.slot.view(),
+                s.table.view()};
     return s;
   }
 };
@@ -113,7 +122,8 @@ struct OneSequence {
 }  // namespace
 
 Status BenchSparseAttention(OpsBench& bench) {
-  // Enough entries that a selection of 512 is cold in the nearer caches; each call uses another selection.
+  // Enough entries that a selection of 512 is cold in the nearer caches; each call uses another
+  // selection.
   constexpr int64_t kContext = 32768;
   constexpr int64_t kSelections = 16;
   for (int64_t rows : {1, 64}) {
@@ -123,11 +133,15 @@ Status BenchSparseAttention(OpsBench& bench) {
       if (!bench.Wants("sparse_attention", name)) continue;
       DI_ASSIGN_OR_RETURN(const OneSequence sequence, OneSequence::Make(rows, kContext));
       DI_ASSIGN_OR_RETURN(const Data q, Data::Make(DType::kBf16, {rows, kHeads, kHeadDim}, 3.0f));
-      DI_ASSIGN_OR_RETURN(const Data window, Data::Make(DType::kU8, {rows, Q8RecordBytes(kHeadDim)}));
-      DI_ASSIGN_OR_RETURN(const Data rings, Data::Make(DType::kU8, {1, kWindow + 6, Q8RecordBytes(kHeadDim)}));
-      DI_ASSIGN_OR_RETURN(const Data blocks, Data::Make(DType::kU8, {kContext / kEntriesPerBlock, kEntriesPerBlock,
-                                                                     Q4ERecordBytes(kHeadDim)}));
-      DI_ASSIGN_OR_RETURN(const Data selected, Data::Make(DType::kI32, {kSelections * rows, kTopK}));
+      DI_ASSIGN_OR_RETURN(const Data window,
+                          Data::Make(DType::kU8, {rows, Q8RecordBytes(kHeadDim)}));
+      DI_ASSIGN_OR_RETURN(const Data rings,
+                          Data::Make(DType::kU8, {1, kWindow + 6, Q8RecordBytes(kHeadDim)}));
+      DI_ASSIGN_OR_RETURN(const Data blocks,
+                          Data::Make(DType::kU8, {kContext / kEntriesPerBlock, kEntriesPerBlock,
+                                                  Q4ERecordBytes(kHeadDim)}));
+      DI_ASSIGN_OR_RETURN(const Data selected,
+                          Data::Make(DType::kI32, {kSelections * rows, kTopK}));
       DI_ASSIGN_OR_RETURN(const Data sink, Data::Make(DType::kF32, {kHeads}));
       DI_ASSIGN_OR_RETURN(const Data table, Data::Make(DType::kF32, {rows, kPairs, 2}));
       DI_ASSIGN_OR_RETURN(const Data out, Data::Make(DType::kBf16, {rows, kHeads * kHeadDim}));
@@ -137,7 +151,8 @@ Status BenchSparseAttention(OpsBench& bench) {
       Random random;
       for (int64_t i = 0; i < kSelections * rows * kTopK; ++i) {
         // One of every 62 entries: ascending, spread over the context.
-        selected.ints()[i] = static_cast<int32_t>(i % kTopK * 62 + static_cast<int64_t>(random.Next() % 62));
+        selected.ints()[i] =
+            static_cast<int32_t>(i % kTopK * 62 + static_cast<int64_t>(random.Next() % 62));
       }
       SparseAttentionArgs args;
       args.q = q.view();
@@ -155,7 +170,8 @@ Status BenchSparseAttention(OpsBench& bench) {
       bench_case.name = name;
       // Records, queries in, outputs out.
       bench_case.bytes = static_cast<double>(rows * (kWindow * Q8RecordBytes(kHeadDim) +
-                                                     (keys - kWindow) * Q4ERecordBytes(kHeadDim) + 4 * kHeads * kHeadDim));
+                                                     (keys - kWindow) * Q4ERecordBytes(kHeadDim) +
+                                                     4 * kHeads * kHeadDim));
       bench_case.flops = 4.0 * static_cast<double>(rows * kHeads * keys * kHeadDim);
       int64_t turn = 0;
       bench_case.run = [&] {
@@ -182,7 +198,8 @@ Status BenchIndexer(OpsBench& bench) {
       std::vector<Data> copies;
       const int64_t wanted = OpsBench::CopiesForColdData(context * record_bytes);
       for (int64_t i = 0; i < wanted; ++i) {
-        DI_ASSIGN_OR_RETURN(Data blocks, Data::Make(DType::kU8, {context / kEntriesPerBlock, kEntriesPerBlock, record_bytes}));
+        DI_ASSIGN_OR_RETURN(Data blocks, Data::Make(DType::kU8, {context / kEntriesPerBlock,
+                                                                 kEntriesPerBlock, record_bytes}));
         FillRecords(blocks, record_bytes, kIndexDim / 32, 120, 0xff);
         copies.push_back(std::move(blocks));
       }
@@ -221,7 +238,9 @@ Status BenchHyperConnection(OpsBench& bench) {
   for (int64_t rows : {1, 64}) {
     const double row_bytes = 2.0 * static_cast<double>(rows * kHidden);
     const std::string name = fmt::format("{} rows", rows);
-    if (!bench.Wants("hc_mix", name) && !bench.Wants("hc_collapse_norm", name) && !bench.Wants("hc_expand", name)) continue;
+    if (!bench.Wants("hc_mix", name) && !bench.Wants("hc_collapse_norm", name) &&
+        !bench.Wants("hc_expand", name))
+      continue;
     DI_ASSIGN_OR_RETURN(const Data base, Data::Make(DType::kF32, {kHcCoefficients}));
     DI_ASSIGN_OR_RETURN(const Data scale, Data::Make(DType::kF32, {3}));
     DI_ASSIGN_OR_RETURN(const Data pre, Data::Make(DType::kF32, {rows, 4}));
@@ -231,11 +250,13 @@ Status BenchHyperConnection(OpsBench& bench) {
     DI_ASSIGN_OR_RETURN(const Data x, Data::Make(DType::kBf16, {rows, kHidden}));
     DI_ASSIGN_OR_RETURN(const Data y, Data::Make(DType::kBf16, {rows, kHidden}));
     DI_ASSIGN_OR_RETURN(const Data grid, Data::Make(DType::kBf16, {rows, kHidden}));
-    // fn belongs to one of 80 places of the model and is cold; the streams of a step are what the previous operation left.
+    // fn belongs to one of 80 places of the model and is cold; the streams of a step are what the
+    // previous operation left.
     std::vector<Data> fn;
     const int64_t wanted = OpsBench::CopiesForColdData(4 * kHcCoefficients * 4 * kHidden);
     for (int64_t i = 0; i < wanted; ++i) {
-      DI_ASSIGN_OR_RETURN(Data copy, Data::Make(DType::kF32, {kHcCoefficients, 4 * kHidden}, 0.01f));
+      DI_ASSIGN_OR_RETURN(Data copy,
+                          Data::Make(DType::kF32, {kHcCoefficients, 4 * kHidden}, 0.01f));
       fn.push_back(std::move(copy));
     }
     DI_ASSIGN_OR_RETURN(const Data streams, Data::Make(DType::kBf16, {rows, 4, kHidden}));
@@ -307,9 +328,11 @@ Status BenchRowOps(OpsBench& bench) {
     DI_ASSIGN_OR_RETURN(const Data act, Data::Make(DType::kBf16, {expert_rows, kIntermediate}));
     DI_ASSIGN_OR_RETURN(const Data routed, Data::Make(DType::kBf16, {expert_rows, kHidden}));
     DI_ASSIGN_OR_RETURN(const Data position, Data::Make(DType::kI32, {rows, kExpertsPerToken}));
-    for (int64_t i = 0; i < expert_rows; ++i) position.ints()[i] = static_cast<int32_t>(expert_rows - 1 - i);
+    for (int64_t i = 0; i < expert_rows; ++i)
+      position.ints()[i] = static_cast<int32_t>(expert_rows - 1 - i);
     Stream& stream = bench.stream();
-    const auto measure = [&](const char* op, double elements_moved, std::function<Status()> run) -> Status {
+    const auto measure = [&](const char* op, double elements_moved,
+                             std::function<Status()> run) -> Status {
       OpsBenchCase bench_case;
       bench_case.op = op;
       bench_case.name = fmt::format("{} rows", rows);
@@ -321,13 +344,18 @@ Status BenchRowOps(OpsBench& bench) {
     DI_RETURN_IF_ERROR(measure("rms_norm", 3 * kHidden, [&] {
       return RmsNorm({x.view(), weight.view(), y.view(), grid.view()}, stream);
     }));
-    DI_RETURN_IF_ERROR(measure("quantize_fp8", 2 * kHidden, [&] { return QuantizeFp8({x.view(), y.view()}, stream); }));
-    DI_RETURN_IF_ERROR(measure("rope", kHeads * 4 * kPairs, [&] { return Rope({heads.view(), table.view()}, stream); }));
+    DI_RETURN_IF_ERROR(measure("quantize_fp8", 2 * kHidden, [&] {
+      return QuantizeFp8({x.view(), y.view()}, stream);
+    }));
+    DI_RETURN_IF_ERROR(measure("rope", kHeads * 4 * kPairs, [&] {
+      return Rope({heads.view(), table.view()}, stream);
+    }));
     DI_RETURN_IF_ERROR(measure("swiglu", 3 * kExpertsPerToken * kIntermediate, [&] {
       return Swiglu({gate.view(), up.view(), {}, 10.0f, act.view()}, stream);
     }));
     DI_RETURN_IF_ERROR(measure("moe_combine", (kExpertsPerToken + 2) * kHidden, [&] {
-      return MoeCombine({routed.view(), position.view(), position.view(), x.view(), y.view()}, stream);
+      return MoeCombine({routed.view(), position.view(), position.view(), x.view(), y.view()},
+                        stream);
     }));
   }
   return {};

@@ -33,19 +33,25 @@ std::vector<float> Rotated(const OwnedTensor& values, const OwnedTensor& table, 
   Stream stream(1);
   EXPECT_TRUE(Rope({x.view(), table.view().Rows(row, row + 1)}, stream).has_value());
   std::vector<float> result(static_cast<size_t>(channels));
-  for (int64_t i = 0; i < channels; ++i) result[static_cast<size_t>(i)] = testing::Value(x.view(), i);
+  for (int64_t i = 0; i < channels; ++i)
+    result[static_cast<size_t>(i)] = testing::Value(x.view(), i);
   return result;
 }
 
 TEST(WindowRecords, AreTheQuantizedRotatedKeys) {
-  for (auto [rows, channels, pairs] : {std::tuple<int64_t, int64_t, int64_t>{5, 64, 8}, {3, 512, 32}}) {
+  for (auto [rows, channels, pairs] :
+       {std::tuple<int64_t, int64_t, int64_t>{5, 64, 8}, {3, 512, 32}}) {
     const OwnedTensor kv = NormalTensor(DType::kBf16, {rows, channels}, 1, 3.0f);
     const OwnedTensor table = Table(rows, pairs);
     const int64_t bytes = Q8RecordBytes(channels);
     EXPECT_EQ(bytes, channels * 33 / 32);
-    testing::ExpectRowsIndependent(rows, [&, bytes = bytes](Stream& stream, int64_t begin, int64_t end) {
+    testing::ExpectRowsIndependent(rows, [&, bytes = bytes](Stream& stream, int64_t begin,
+                                                            int64_t end) {
       OwnedTensor records(DType::kU8, {end - begin, bytes});
-      EXPECT_TRUE(WindowRecords({kv.view().Rows(begin, end), table.view().Rows(begin, end), records.view()}, stream).has_value());
+      EXPECT_TRUE(
+          WindowRecords({kv.view().Rows(begin, end), table.view().Rows(begin, end), records.view()},
+                        stream)
+              .has_value());
       return testing::Bytes(records.view());
     });
     OwnedTensor records(DType::kU8, {rows, bytes});
@@ -64,7 +70,8 @@ OwnedTensor NamedRecords(const TestLayout& layout, int64_t bytes) {
   OwnedTensor records(DType::kU8, {layout.rows(), bytes});
   for (int64_t r = 0; r < layout.rows(); ++r) {
     for (int64_t i = 0; i < bytes; ++i) {
-      records.Row<uint8_t>(r)[i] = static_cast<uint8_t>(layout.chunk_of(r).id * 50 + layout.position(r) + i);
+      records.Row<uint8_t>(r)[i] =
+          static_cast<uint8_t>(layout.chunk_of(r).id * 50 + layout.position(r) + i);
     }
   }
   return records;
@@ -109,7 +116,8 @@ TEST(WriteEntries, PlacesRecordsByBlockTable) {
   constexpr int64_t kEntriesPerBlock = 4;
   for (EntryRecord kind : {EntryRecord::kCompressedKv, EntryRecord::kIndexKey}) {
     for (int threads : {1, 2}) {
-      const int64_t bytes = kind == EntryRecord::kCompressedKv ? Q4ERecordBytes(kChannels) : Q4PRecordBytes(kChannels);
+      const int64_t bytes = kind == EntryRecord::kCompressedKv ? Q4ERecordBytes(kChannels)
+                                                               : Q4PRecordBytes(kChannels);
       EXPECT_EQ(bytes, kind == EntryRecord::kCompressedKv ? 72 : 68);
       TestLayout layout({{1, 0, 12}, {2, 4, 2}}, 3);
       int32_t sequences[] = {0, 0, 0, 1};
@@ -122,7 +130,8 @@ TEST(WriteEntries, PlacesRecordsByBlockTable) {
       args.kind = kind;
       args.values = values.view();
       args.table = table.view();
-      args.entries = {1, last_row.view(), TensorView(sequences, DType::kI32, {4}), TensorView(indices, DType::kI32, {4})};
+      args.entries = {1, last_row.view(), TensorView(sequences, DType::kI32, {4}),
+                      TensorView(indices, DType::kI32, {4})};
       args.layout = layout.view();
       args.blocks = blocks.view();
       Stream stream(threads);
@@ -136,7 +145,8 @@ TEST(WriteEntries, PlacesRecordsByBlockTable) {
         } else {
           EncodeQ4PRecord(x.data(), kChannels, expected.data());
         }
-        const int32_t block = layout.view().block_table.Row<int32_t>(sequences[e])[indices[e] / kEntriesPerBlock];
+        const int32_t block =
+            layout.view().block_table.Row<int32_t>(sequences[e])[indices[e] / kEntriesPerBlock];
         const uint8_t* record = blocks.Row<uint8_t>(block) + indices[e] % kEntriesPerBlock * bytes;
         EXPECT_EQ(std::memcmp(record, expected.data(), expected.size()), 0) << e;
       }
@@ -154,7 +164,8 @@ TEST(CacheRecords, WrongShapesAreRefused) {
   OwnedTensor kv(DType::kBf16, {2, 64});
   OwnedTensor table(DType::kF32, {2, 8, 2});
   OwnedTensor records(DType::kU8, {2, 64});
-  EXPECT_EQ(WindowRecords({kv.view(), table.view(), records.view()}, stream).error().field, "records");
+  EXPECT_EQ(WindowRecords({kv.view(), table.view(), records.view()}, stream).error().field,
+            "records");
 }
 
 }  // namespace

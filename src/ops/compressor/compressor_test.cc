@@ -25,7 +25,8 @@ std::vector<float> Projection(uint64_t what, int id, int64_t position) {
 }
 
 // Runs one step and adds its entries to `outputs`; remainders live on between steps.
-void Step(const std::vector<Chunk>& chunks, const OwnedTensor& remainders, Stream& stream, Outputs* outputs) {
+void Step(const std::vector<Chunk>& chunks, const OwnedTensor& remainders, Stream& stream,
+          Outputs* outputs) {
   TestLayout layout(chunks, 1);
   const int64_t rows = layout.rows();
   OwnedTensor key(DType::kF32, {rows, kDim});
@@ -132,8 +133,10 @@ TEST(CompressPairs, LargeGatesDoNotOverflow) {
   OwnedTensor pooled(DType::kBf16, {1, 16});
   int32_t one = 1;
   int32_t zero = 0;
-  CompressPairsArgs args{key.view(), gate.view(), layout.view(), {}, remainders.view(), pooled.view()};
-  args.entries = {2, TensorView(&one, DType::kI32, {1}), TensorView(&zero, DType::kI32, {1}), TensorView(&zero, DType::kI32, {1})};
+  CompressPairsArgs args{key.view(), gate.view(),       layout.view(),
+                         {},         remainders.view(), pooled.view()};
+  args.entries = {2, TensorView(&one, DType::kI32, {1}), TensorView(&zero, DType::kI32, {1}),
+                  TensorView(&zero, DType::kI32, {1})};
   Stream stream(1);
   ASSERT_TRUE(CompressPairs(args, stream).has_value());
   for (int64_t d = 0; d < 16; ++d) EXPECT_EQ(testing::Value(pooled.view(), d), 3.0f);

@@ -19,7 +19,9 @@ TEST(Embedding, CopiesTheTokensRowToEveryStream) {
     ASSERT_TRUE(Embedding({ids.view(), table.view(), streams.view()}, stream).has_value());
     for (int64_t r = 0; r < 37; ++r) {
       for (int64_t s = 0; s < 4; ++s) {
-        EXPECT_EQ(std::memcmp(streams.Row<Bf16>(r) + s * 256, table.Row<Bf16>(ids.Row<int32_t>(0)[r]), 512), 0);
+        EXPECT_EQ(std::memcmp(streams.Row<Bf16>(r) + s * 256,
+                              table.Row<Bf16>(ids.Row<int32_t>(0)[r]), 512),
+                  0);
       }
     }
   }

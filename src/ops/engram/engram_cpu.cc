@@ -1,20 +1,25 @@
 // Engram's gather and gate on vectors.
 //
-// EngramGather: 24 rows of 264 bytes at random places of a table of gigabytes, 12 KB written per token: bound by memory latency. The rows a
-// few look-ups ahead are prefetched while one is decoded. Bitwise the reference's results.
-// EngramApply: per stream one pass for the dot product and two norms (40 KB), one for the update; bound by the caches and by widening to
-// double: the three sums are kept in double lanes, so that the gate practically has the reference's bits at every vector width.
+// EngramGather: 24 rows of 264 bytes at random places of a table of gigabytes, 12 KB written per
+// token: bound by memory latency. The rows a few look-ups ahead are prefetched while one is
+// decoded. Bitwise the reference's results. EngramApply: per stream one pass for the dot product
+// and two norms (40 KB), one for the update; bound by the caches and by widening to double: the
+// three sums are kept in double lanes, so that the gate practically has the reference's bits at
+// every vector width.
 #include <algorithm>
 #include <cmath>
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "ops/engram/engram_cpu.cc"
+// The order matters: targets first, then the header that includes this file once per instruction
+// set.
+// clang-format off
 #include "ops/simd_targets.h"
-// The order of the next headers matters: the first one includes this file once per instruction set.
 #include "hwy/foreach_target.h"
 #include "hwy/highway.h"
 #include "ops/engram/engram_impl.h"
 #include "ops/simd-inl.h"
+// clang-format on
 
 HWY_BEFORE_NAMESPACE();
 namespace deepinfer {
@@ -27,8 +32,10 @@ namespace {
 HWY_INLINE void AddProducts(VecF32 a, VecF32 b, VecF64& low, VecF64& high) {
   const F64 dd;
   const hn::Half<F32> dh;
-  low = hn::MulAdd(hn::PromoteTo(dd, hn::LowerHalf(dh, a)), hn::PromoteTo(dd, hn::LowerHalf(dh, b)), low);
-  high = hn::MulAdd(hn::PromoteTo(dd, hn::UpperHalf(dh, a)), hn::PromoteTo(dd, hn::UpperHalf(dh, b)), high);
+  low = hn::MulAdd(hn::PromoteTo(dd, hn::LowerHalf(dh, a)), hn::PromoteTo(dd, hn::LowerHalf(dh, b)),
+                   low);
+  high = hn::MulAdd(hn::PromoteTo(dd, hn::UpperHalf(dh, a)),
+                    hn::PromoteTo(dd, hn::UpperHalf(dh, b)), high);
 }
 
 }  // namespace
@@ -39,7 +46,9 @@ void EngramGatherVector(const EngramGatherArgs& args, int64_t begin, int64_t end
   const int64_t channels = args.weight.dim(1);
   constexpr int64_t kAhead = 8;
   constexpr int64_t kCacheLine = 64;
-  const auto table_row = [&](int64_t i) { return args.table_rows.Row<int64_t>(i / lookups)[i % lookups]; };
+  const auto table_row = [&](int64_t i) {
+    return args.table_rows.Row<int64_t>(i / lookups)[i % lookups];
+  };
   const auto prefetch = [&](int64_t i) {
     const uint8_t* codes = args.weight.Row<uint8_t>(table_row(i));
     for (int64_t byte = 0; byte < channels; byte += kCacheLine) __builtin_prefetch(codes + byte);
@@ -77,8 +86,10 @@ void EngramApplyVector(const EngramApplyArgs& args, int64_t row, int64_t s) {
     AddSquares(hv, h_square[0], h_square[1]);
     AddSquares(kv, k_square[0], k_square[1]);
   }
-  const float h_scale = 1.0f / std::sqrt(static_cast<float>(SumLanes(h_square[0], h_square[1]) / n) + args.eps);
-  const float k_scale = 1.0f / std::sqrt(static_cast<float>(SumLanes(k_square[0], k_square[1]) / n) + args.eps);
+  const float h_scale =
+      1.0f / std::sqrt(static_cast<float>(SumLanes(h_square[0], h_square[1]) / n) + args.eps);
+  const float k_scale =
+      1.0f / std::sqrt(static_cast<float>(SumLanes(k_square[0], k_square[1]) / n) + args.eps);
   const auto root_n = static_cast<float>(1.0 / std::sqrt(n));
   const float product = static_cast<float>(SumLanes(dot[0], dot[1]));
   const VecF32 gate = hn::Set(d, EngramGate(product * h_scale * k_scale * root_n));
@@ -99,7 +110,8 @@ void EngramGather(CpuLevel level, const EngramGatherArgs& args, int64_t begin, i
   DI_SIMD_FUNCTION(level, EngramGatherVector)(args, begin, end);
 }
 
-void EngramApply(CpuLevel level, const EngramApplyArgs& args, int64_t row, int64_t residual_stream) {
+void EngramApply(CpuLevel level, const EngramApplyArgs& args, int64_t row,
+                 int64_t residual_stream) {
   DI_SIMD_FUNCTION(level, EngramApplyVector)(args, row, residual_stream);
 }
 

@@ -22,7 +22,8 @@ void EngramGather(const EngramGatherArgs& args, int64_t begin, int64_t end) {
     const uint8_t* codes = args.weight.Row<uint8_t>(row);
     const uint8_t* scales = args.scale.Row<uint8_t>(row);
     Bf16* out = args.out.Row<Bf16>(i / lookups) + (i % lookups) * channels;
-    for (int64_t d = 0; d < channels; ++d) out[d] = F32ToBf16(E4M3ToF32(codes[d]) * E8M0ToF32(scales[d / 32]));
+    for (int64_t d = 0; d < channels; ++d)
+      out[d] = F32ToBf16(E4M3ToF32(codes[d]) * E8M0ToF32(scales[d / 32]));
   }
 }
 
@@ -51,7 +52,8 @@ void EngramApply(const EngramApplyArgs& args, int64_t row_begin, int64_t row_end
       const float k_scale = 1.0f / std::sqrt(static_cast<float>(k_square / n) + args.eps);
       const auto root_n = static_cast<float>(1.0 / std::sqrt(n));
       const float gate = EngramGate(static_cast<float>(dot) * h_scale * k_scale * root_n);
-      for (int64_t d = 0; d < hidden; ++d) h[d] = F32ToBf16(Bf16ToF32(h[d]) + gate * Bf16ToF32(value[d]));
+      for (int64_t d = 0; d < hidden; ++d)
+        h[d] = F32ToBf16(Bf16ToF32(h[d]) + gate * Bf16ToF32(value[d]));
     }
   }
 }

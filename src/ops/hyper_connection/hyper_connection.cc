@@ -26,7 +26,8 @@ void MixVector(const HcMixArgs& args, Stream& stream) {
     });
   } else {
     pool.ParallelFor(kHcCoefficients / cpu::kHcOutputTile, [&](int64_t begin, int64_t end, int) {
-      cpu::HcMixSums(stream.cpu_level(), args, 0, rows, begin * cpu::kHcOutputTile, end * cpu::kHcOutputTile, sums, squares);
+      cpu::HcMixSums(stream.cpu_level(), args, 0, rows, begin * cpu::kHcOutputTile,
+                     end * cpu::kHcOutputTile, sums, squares);
     });
   }
   pool.ParallelFor(
@@ -35,9 +36,11 @@ void MixVector(const HcMixArgs& args, Stream& stream) {
         for (int64_t t = begin; t < end; ++t) {
           const float r = 1.0f / std::sqrt(static_cast<float>(squares[t] / width) + args.norm_eps);
           float m[kHcCoefficients];
-          for (int64_t k = 0; k < kHcCoefficients; ++k) m[k] = static_cast<float>(sums[t * kHcCoefficients + k]) * r;
-          HcCoefficients(m, args.base.Row<float>(0), args.scale.Row<float>(0), args.sinkhorn_iterations, args.eps,
-                         args.pre.Row<float>(t), args.post.Row<float>(t), args.comb.Row<float>(t));
+          for (int64_t k = 0; k < kHcCoefficients; ++k)
+            m[k] = static_cast<float>(sums[t * kHcCoefficients + k]) * r;
+          HcCoefficients(m, args.base.Row<float>(0), args.scale.Row<float>(0),
+                         args.sinkhorn_iterations, args.eps, args.pre.Row<float>(t),
+                         args.post.Row<float>(t), args.comb.Row<float>(t));
         }
       },
       4);
@@ -46,7 +49,8 @@ void MixVector(const HcMixArgs& args, Stream& stream) {
 }  // namespace
 
 Status HcMix(const HcMixArgs& args, Stream& stream) {
-  DI_RETURN_IF_ERROR(ExpectTensor(args.streams, DType::kBf16, {-1, kHcStreams, -1}, "HcMix", "streams"));
+  DI_RETURN_IF_ERROR(
+      ExpectTensor(args.streams, DType::kBf16, {-1, kHcStreams, -1}, "HcMix", "streams"));
   const int64_t rows = args.streams.rows();
   const int64_t width = args.streams.row_size();
   DI_RETURN_IF_ERROR(ExpectTensor(args.fn, DType::kF32, {kHcCoefficients, width}, "HcMix", "fn"));
@@ -56,7 +60,8 @@ Status HcMix(const HcMixArgs& args, Stream& stream) {
   DI_RETURN_IF_ERROR(ExpectTensor(args.post, DType::kF32, {rows, 4}, "HcMix", "post"));
   DI_RETURN_IF_ERROR(ExpectTensor(args.comb, DType::kF32, {rows, 16}, "HcMix", "comb"));
   if (UseReference(stream, width)) {
-    stream.pool().ParallelFor(rows, [&](int64_t begin, int64_t end, int) { reference::HcMix(args, begin, end); });
+    stream.pool().ParallelFor(
+        rows, [&](int64_t begin, int64_t end, int) { reference::HcMix(args, begin, end); });
   } else {
     MixVector(args, stream);
   }
@@ -64,16 +69,20 @@ Status HcMix(const HcMixArgs& args, Stream& stream) {
 }
 
 Status HcCollapseNorm(const HcCollapseNormArgs& args, Stream& stream) {
-  DI_RETURN_IF_ERROR(ExpectTensor(args.streams, DType::kBf16, {-1, kHcStreams, -1}, "HcCollapseNorm", "streams"));
+  DI_RETURN_IF_ERROR(
+      ExpectTensor(args.streams, DType::kBf16, {-1, kHcStreams, -1}, "HcCollapseNorm", "streams"));
   const int64_t hidden = args.streams.dim(2);
   const int64_t rows = args.row_index.empty() ? args.streams.rows() : args.row_index.rows();
-  DI_RETURN_IF_ERROR(ExpectTensor(args.pre, DType::kF32, {args.streams.rows(), 4}, "HcCollapseNorm", "pre"));
+  DI_RETURN_IF_ERROR(
+      ExpectTensor(args.pre, DType::kF32, {args.streams.rows(), 4}, "HcCollapseNorm", "pre"));
   DI_RETURN_IF_ERROR(ExpectTensor(args.weight, DType::kBf16, {hidden}, "HcCollapseNorm", "weight"));
   DI_RETURN_IF_ERROR(ExpectTensor(args.y, DType::kBf16, {rows, hidden}, "HcCollapseNorm", "y"));
   if (!args.y_grid.empty()) {
-    DI_RETURN_IF_ERROR(ExpectTensor(args.y_grid, DType::kBf16, {rows, hidden}, "HcCollapseNorm", "y_grid"));
+    DI_RETURN_IF_ERROR(
+        ExpectTensor(args.y_grid, DType::kBf16, {rows, hidden}, "HcCollapseNorm", "y_grid"));
     if (hidden % kQ8Group != 0) {
-      return Fail(Code::kInvalidArgument, fmt::format("HcCollapseNorm: hidden {} is not a multiple of 32.", hidden));
+      return Fail(Code::kInvalidArgument,
+                  fmt::format("HcCollapseNorm: hidden {} is not a multiple of 32.", hidden));
     }
   }
   const bool use_reference = UseReference(stream, hidden);
@@ -89,9 +98,11 @@ Status HcExpand(const HcExpandArgs& args, Stream& stream) {
   const int64_t rows = args.x.rows();
   DI_RETURN_IF_ERROR(ExpectTensor(args.post, DType::kF32, {rows, 4}, "HcExpand", "post"));
   DI_RETURN_IF_ERROR(ExpectTensor(args.comb, DType::kF32, {rows, 16}, "HcExpand", "comb"));
-  DI_RETURN_IF_ERROR(ExpectTensor(args.streams, DType::kBf16, {rows, kHcStreams, args.x.dim(1)}, "HcExpand", "streams"));
+  DI_RETURN_IF_ERROR(ExpectTensor(args.streams, DType::kBf16, {rows, kHcStreams, args.x.dim(1)},
+                                  "HcExpand", "streams"));
   if (UseReference(stream, args.x.dim(1))) {
-    stream.pool().ParallelFor(rows, [&](int64_t begin, int64_t end, int) { reference::HcExpand(args, begin, end); });
+    stream.pool().ParallelFor(
+        rows, [&](int64_t begin, int64_t end, int) { reference::HcExpand(args, begin, end); });
   } else {
     ForChannelBlocks(stream, rows, args.x.dim(1), [&](int64_t row, int64_t begin, int64_t end) {
       cpu::HcExpand(stream.cpu_level(), args, row, begin, end);

@@ -16,8 +16,8 @@ float Sigmoid(float x) {
 
 }  // namespace
 
-void HcCoefficients(const float* m, const float* base, const float* scale, int64_t sinkhorn_iterations, float eps,
-                    float* pre, float* post, float* comb) {
+void HcCoefficients(const float* m, const float* base, const float* scale,
+                    int64_t sinkhorn_iterations, float eps, float* pre, float* post, float* comb) {
   for (int i = 0; i < 4; ++i) {
     pre[i] = Sigmoid(m[i] * scale[0] + base[i]) + eps;
     post[i] = 2.0f * Sigmoid(m[4 + i] * scale[1] + base[4 + i]);
@@ -63,17 +63,21 @@ void HcMix(const HcMixArgs& args, int64_t row_begin, int64_t row_end) {
   for (int64_t t = row_begin; t < row_end; ++t) {
     LoadBf16(args.streams.Row<Bf16>(t), width, v.data());
     double square_sum = 0.0;
-    for (int64_t i = 0; i < width; ++i) square_sum += static_cast<double>(v[static_cast<size_t>(i)]) * v[static_cast<size_t>(i)];
-    const float r = 1.0f / std::sqrt(static_cast<float>(square_sum / static_cast<double>(width)) + args.norm_eps);
+    for (int64_t i = 0; i < width; ++i)
+      square_sum += static_cast<double>(v[static_cast<size_t>(i)]) * v[static_cast<size_t>(i)];
+    const float r = 1.0f / std::sqrt(static_cast<float>(square_sum / static_cast<double>(width)) +
+                                     args.norm_eps);
     float m[kHcCoefficients];
     for (int64_t k = 0; k < kHcCoefficients; ++k) {
       const float* fn = args.fn.Row<float>(k);
       double sum = 0.0;
-      for (int64_t i = 0; i < width; ++i) sum += static_cast<double>(v[static_cast<size_t>(i)]) * fn[i];
+      for (int64_t i = 0; i < width; ++i)
+        sum += static_cast<double>(v[static_cast<size_t>(i)]) * fn[i];
       m[k] = static_cast<float>(sum) * r;
     }
-    HcCoefficients(m, args.base.Row<float>(0), args.scale.Row<float>(0), args.sinkhorn_iterations, args.eps,
-                   args.pre.Row<float>(t), args.post.Row<float>(t), args.comb.Row<float>(t));
+    HcCoefficients(m, args.base.Row<float>(0), args.scale.Row<float>(0), args.sinkhorn_iterations,
+                   args.eps, args.pre.Row<float>(t), args.post.Row<float>(t),
+                   args.comb.Row<float>(t));
   }
 }
 
@@ -86,7 +90,8 @@ void HcCollapseNorm(const HcCollapseNormArgs& args, int64_t row_begin, int64_t r
     const float* pre = args.pre.Row<float>(t);
     for (int64_t d = 0; d < hidden; ++d) {
       float sum = pre[0] * Bf16ToF32(streams[d]);
-      for (int64_t s = 1; s < kHcStreams; ++s) sum = std::fma(pre[s], Bf16ToF32(streams[s * hidden + d]), sum);
+      for (int64_t s = 1; s < kHcStreams; ++s)
+        sum = std::fma(pre[s], Bf16ToF32(streams[s * hidden + d]), sum);
       x[static_cast<size_t>(d)] = RoundToBf16(sum);
     }
     RmsNormRow(x.data(), args.weight.Row<Bf16>(0), hidden, args.norm_eps, x.data());

@@ -24,20 +24,24 @@ TEST(HcCoefficients, KnownValues) {
   HcCoefficients(m, base, scale, 20, 1e-6f, pre, post, comb);
   const float expected_pre[4] = {0.4011535f, 0.6560201f, 0.5633214f, 0.6501342f};
   const float expected_post[4] = {0.9735240f, 0.7317377f, 1.1205033f, 1.0268835f};
-  const float expected_comb[16] = {0.3016964f, 0.5570518f, 0.1325107f, 0.0087486f, 0.0200565f, 0.0262733f, 0.3995627f, 0.5540953f,
-                                   0.6427697f, 0.2975113f, 0.0508503f, 0.0088789f, 0.0354764f, 0.1191626f, 0.4170753f, 0.4282762f};
+  const float expected_comb[16] = {0.3016964f, 0.5570518f, 0.1325107f, 0.0087486f,
+                                   0.0200565f, 0.0262733f, 0.3995627f, 0.5540953f,
+                                   0.6427697f, 0.2975113f, 0.0508503f, 0.0088789f,
+                                   0.0354764f, 0.1191626f, 0.4170753f, 0.4282762f};
   for (int i = 0; i < 4; ++i) EXPECT_NEAR(pre[i], expected_pre[i], 2e-7f);
   for (int i = 0; i < 4; ++i) EXPECT_NEAR(post[i], expected_post[i], 2e-7f);
   for (int i = 0; i < 16; ++i) EXPECT_NEAR(comb[i], expected_comb[i], 2e-6f) << i;
   // The iteration ends on columns: they sum to one, rows only nearly.
-  for (int j = 0; j < 4; ++j) EXPECT_NEAR(comb[j] + comb[4 + j] + comb[8 + j] + comb[12 + j], 1.0f, 2e-6f);
+  for (int j = 0; j < 4; ++j)
+    EXPECT_NEAR(comb[j] + comb[4 + j] + comb[8 + j] + comb[12 + j], 1.0f, 2e-6f);
 }
 
 struct MixCase {
   OwnedTensor streams, fn, base, scale, pre, post, comb;
   MixCase(int64_t rows, int64_t hidden)
       : streams(NormalTensor(DType::kBf16, {rows, 4, hidden}, 1, 2.0f)),
-        fn(NormalTensor(DType::kF32, {24, 4 * hidden}, 2, 0.6f / std::sqrt(4.0f * static_cast<float>(hidden)))),
+        fn(NormalTensor(DType::kF32, {24, 4 * hidden}, 2,
+                        0.6f / std::sqrt(4.0f * static_cast<float>(hidden)))),
         base(NormalTensor(DType::kF32, {24}, 3, 1.2f)),
         scale(DType::kF32, {3}),
         pre(DType::kF32, {rows, 4}),
@@ -59,8 +63,8 @@ struct MixCase {
 };
 
 TEST(HcMix, TunedMatchesReference) {
-  // Sums of 4 * hidden products in fp32 lanes and double chunks: error below 128 roundings of a lane sum, 1e-6 of a value of order one;
-  // Sinkhorn contracts. The reference sums in double.
+  // Sums of 4 * hidden products in fp32 lanes and double chunks: error below 128 roundings of a
+  // lane sum, 1e-6 of a value of order one; Sinkhorn contracts. The reference sums in double.
   for (auto [rows, hidden] : {std::pair<int64_t, int64_t>{1, 256}, {5, 256}, {3, 400}, {6, 5120}}) {
     MixCase test(rows, hidden);
     Stream stream(1);
@@ -74,7 +78,8 @@ TEST(HcMix, TunedMatchesReference) {
       EXPECT_NEAR(testing::Value(pre.view(), i), testing::Value(test.pre.view(), i), 2e-6f);
       EXPECT_NEAR(testing::Value(post.view(), i), testing::Value(test.post.view(), i), 4e-6f);
     }
-    for (int64_t i = 0; i < rows * 16; ++i) EXPECT_NEAR(testing::Value(comb.view(), i), testing::Value(test.comb.view(), i), 1e-5f);
+    for (int64_t i = 0; i < rows * 16; ++i)
+      EXPECT_NEAR(testing::Value(comb.view(), i), testing::Value(test.comb.view(), i), 1e-5f);
   }
 }
 
@@ -90,7 +95,8 @@ TEST(HcMix, ARowHasTheSameBitsHoweverManyRowsShareThePass) {
 }
 
 TEST(HcCollapseNorm, TunedMatchesReferenceWithAndWithoutRowIndex) {
-  // The collapse is the same fused operations; the norm's statistic is summed in double in both (see the RMSNorm test).
+  // The collapse is the same fused operations; the norm's statistic is summed in double in both
+  // (see the RMSNorm test).
   for (bool indexed : {false, true}) {
     for (int64_t hidden : {256, 5120}) {
       const OwnedTensor streams = NormalTensor(DType::kBf16, {6, 4, hidden}, 4);
@@ -100,8 +106,10 @@ TEST(HcCollapseNorm, TunedMatchesReferenceWithAndWithoutRowIndex) {
       const int32_t rows_wanted[3] = {5, 0, 2};
       std::copy_n(rows_wanted, 3, index.Row<int32_t>(0));
       const int64_t rows = indexed ? 3 : 6;
-      OwnedTensor y[2] = {OwnedTensor(DType::kBf16, {rows, hidden}), OwnedTensor(DType::kBf16, {rows, hidden})};
-      OwnedTensor grid[2] = {OwnedTensor(DType::kBf16, {rows, hidden}), OwnedTensor(DType::kBf16, {rows, hidden})};
+      OwnedTensor y[2] = {OwnedTensor(DType::kBf16, {rows, hidden}),
+                          OwnedTensor(DType::kBf16, {rows, hidden})};
+      OwnedTensor grid[2] = {OwnedTensor(DType::kBf16, {rows, hidden}),
+                             OwnedTensor(DType::kBf16, {rows, hidden})};
       for (int i = 0; i < 2; ++i) {
         Stream stream(2);
         stream.set_use_reference(i == 1);
@@ -130,7 +138,8 @@ TEST(HcCollapseNorm, UnitWeightsOnOneStreamGiveItsNorm) {
     OwnedTensor pre(DType::kF32, {1, 4});
     OwnedTensor weight(DType::kBf16, {32});
     OwnedTensor y(DType::kBf16, {1, 32});
-    for (int64_t i = 0; i < 128; ++i) streams.Row<Bf16>(0)[i] = F32ToBf16(i / 32 == 2 ? (i % 2 == 0 ? 4.0f : -4.0f) : 100.0f);
+    for (int64_t i = 0; i < 128; ++i)
+      streams.Row<Bf16>(0)[i] = F32ToBf16(i / 32 == 2 ? (i % 2 == 0 ? 4.0f : -4.0f) : 100.0f);
     for (int64_t i = 0; i < 32; ++i) static_cast<Bf16*>(weight.view().data())[i] = F32ToBf16(3.0f);
     pre.Row<float>(0)[2] = 0.5f;
     HcCollapseNormArgs args;
@@ -141,7 +150,8 @@ TEST(HcCollapseNorm, UnitWeightsOnOneStreamGiveItsNorm) {
     Stream stream(1);
     stream.set_use_reference(reference);
     ASSERT_TRUE(HcCollapseNorm(args, stream).has_value());
-    for (int64_t i = 0; i < 32; ++i) EXPECT_EQ(testing::Value(y.view(), i), i % 2 == 0 ? 3.0f : -3.0f);
+    for (int64_t i = 0; i < 32; ++i)
+      EXPECT_EQ(testing::Value(y.view(), i), i % 2 == 0 ? 3.0f : -3.0f);
   }
 }
 

@@ -30,7 +30,8 @@ void RunReference(const IndexerArgs& args, Stream& stream) {
 // Whether everything visible is chosen, whatever the scores.
 bool ScoresMatter(const IndexerArgs& args, int64_t n_vis) {
   const int64_t blocks = (n_vis + args.candidate_block_size - 1) / args.candidate_block_size;
-  return n_vis > args.selected.dim(1) || (!args.candidates_out.empty() && blocks > args.candidates_out.dim(1));
+  return n_vis > args.selected.dim(1) ||
+         (!args.candidates_out.empty() && blocks > args.candidates_out.dim(1));
 }
 
 // Numbers of the tiles that hold entries of the row's candidate blocks, ascending.
@@ -55,9 +56,11 @@ struct Task {
   int64_t tile_end;
 };
 
-constexpr int64_t kRowsPerTask = 8;       // rows that share a decoded key; their codes stay in the second-level cache
-constexpr int64_t kTilesPerTask = 256;    // 2,048 keys: enough tasks for every thread when one row is decoded
-constexpr int64_t kWaveScores = 16 << 20; // scores held at once: 64 MB, or one row's
+constexpr int64_t kRowsPerTask =
+    8;  // rows that share a decoded key; their codes stay in the second-level cache
+constexpr int64_t kTilesPerTask =
+    256;  // 2,048 keys: enough tasks for every thread when one row is decoded
+constexpr int64_t kWaveScores = 16 << 20;  // scores held at once: 64 MB, or one row's
 
 void RunVector(const IndexerArgs& args, Stream& stream) {
   const int64_t rows = args.layout.num_rows();
@@ -86,14 +89,21 @@ void RunVector(const IndexerArgs& args, Stream& stream) {
       query.tiles = ScoresMatter(args, n_vis) ? tiles : 0;
       if (query.tiles == 0) std::fill_n(query.scores, n_vis, 0.0f);
       queries.push_back(query);
-      lists.push_back(listed && query.tiles > 0 ? CandidateTiles(args, wave_end, n_vis) : std::vector<int32_t>());
+      lists.push_back(listed && query.tiles > 0 ? CandidateTiles(args, wave_end, n_vis)
+                                                : std::vector<int32_t>());
     }
-    const auto query_of = [&](int64_t row) -> const cpu::IndexQuery& { return queries[static_cast<size_t>(row - wave)]; };
+    const auto query_of = [&](int64_t row) -> const cpu::IndexQuery& {
+      return queries[static_cast<size_t>(row - wave)];
+    };
     for (int64_t row = wave; row < wave_end;) {
       int64_t end = row + 1;
-      while (!listed && end < wave_end && end - row < kRowsPerTask && sequence[end] == sequence[row]) ++end;
+      while (!listed && end < wave_end && end - row < kRowsPerTask &&
+             sequence[end] == sequence[row])
+        ++end;
       // Rows of a sequence ascend in position: the last one sees most.
-      const int64_t tiles = listed ? static_cast<int64_t>(lists[static_cast<size_t>(row - wave)].size()) : query_of(end - 1).tiles;
+      const int64_t tiles =
+          listed ? static_cast<int64_t>(lists[static_cast<size_t>(row - wave)].size())
+                 : query_of(end - 1).tiles;
       for (int64_t tile = 0; tile < tiles; tile += kTilesPerTask) {
         tasks.push_back({row, end, tile, std::min(tiles, tile + kTilesPerTask)});
       }
@@ -101,20 +111,26 @@ void RunVector(const IndexerArgs& args, Stream& stream) {
     }
     stream.pool().ParallelFor(wave_end - wave, [&](int64_t begin, int64_t end, int) {
       for (int64_t i = begin; i < end; ++i) {
-        if (queries[static_cast<size_t>(i)].tiles > 0) cpu::PrepareIndexQuery(args, wave + i, queries[static_cast<size_t>(i)]);
+        if (queries[static_cast<size_t>(i)].tiles > 0)
+          cpu::PrepareIndexQuery(args, wave + i, queries[static_cast<size_t>(i)]);
       }
     });
-    stream.pool().ParallelForDynamic(static_cast<int64_t>(tasks.size()), 1, [&](int64_t begin, int64_t end, int) {
-      for (int64_t i = begin; i < end; ++i) {
-        const Task& task = tasks[static_cast<size_t>(i)];
-        const std::span<const cpu::IndexQuery> group(&query_of(task.row_begin), static_cast<size_t>(task.row_end - task.row_begin));
-        const int32_t* list = listed ? lists[static_cast<size_t>(task.row_begin - wave)].data() : nullptr;
-        cpu::ScoreIndexTiles(args, sequence[task.row_begin], group, list, task.tile_begin, task.tile_end);
-      }
-    });
+    stream.pool().ParallelForDynamic(
+        static_cast<int64_t>(tasks.size()), 1, [&](int64_t begin, int64_t end, int) {
+          for (int64_t i = begin; i < end; ++i) {
+            const Task& task = tasks[static_cast<size_t>(i)];
+            const std::span<const cpu::IndexQuery> group(
+                &query_of(task.row_begin), static_cast<size_t>(task.row_end - task.row_begin));
+            const int32_t* list =
+                listed ? lists[static_cast<size_t>(task.row_begin - wave)].data() : nullptr;
+            cpu::ScoreIndexTiles(args, sequence[task.row_begin], group, list, task.tile_begin,
+                                 task.tile_end);
+          }
+        });
     stream.pool().ParallelForDynamic(wave_end - wave, 1, [&](int64_t begin, int64_t end, int) {
       for (int64_t i = begin; i < end; ++i) {
-        IndexerSelectRow(args, wave + i, VisibleEntries(args, wave + i), queries[static_cast<size_t>(i)].scores);
+        IndexerSelectRow(args, wave + i, VisibleEntries(args, wave + i),
+                         queries[static_cast<size_t>(i)].scores);
       }
     });
   }
@@ -126,18 +142,23 @@ Status Indexer(const IndexerArgs& args, Stream& stream) {
   const int64_t rows = args.layout.num_rows();
   DI_RETURN_IF_ERROR(ExpectTensor(args.q, DType::kBf16, {rows, -1, -1}, "Indexer", "q"));
   const int64_t channels = args.q.dim(2);
-  DI_RETURN_IF_ERROR(ExpectTensor(args.weights, DType::kBf16, {rows, args.q.dim(1)}, "Indexer", "weights"));
-  DI_RETURN_IF_ERROR(ExpectTensor(args.blocks, DType::kU8, {-1, -1, Q4PRecordBytes(channels)}, "Indexer", "blocks"));
+  DI_RETURN_IF_ERROR(
+      ExpectTensor(args.weights, DType::kBf16, {rows, args.q.dim(1)}, "Indexer", "weights"));
+  DI_RETURN_IF_ERROR(ExpectTensor(args.blocks, DType::kU8, {-1, -1, Q4PRecordBytes(channels)},
+                                  "Indexer", "blocks"));
   DI_RETURN_IF_ERROR(ExpectTensor(args.selected, DType::kI32, {rows, -1}, "Indexer", "selected"));
   if (!args.candidates_in.empty()) {
-    DI_RETURN_IF_ERROR(ExpectTensor(args.candidates_in, DType::kI32, {rows, -1}, "Indexer", "candidates_in"));
+    DI_RETURN_IF_ERROR(
+        ExpectTensor(args.candidates_in, DType::kI32, {rows, -1}, "Indexer", "candidates_in"));
   }
   if (!args.candidates_out.empty()) {
-    DI_RETURN_IF_ERROR(ExpectTensor(args.candidates_out, DType::kI32, {rows, -1}, "Indexer", "candidates_out"));
+    DI_RETURN_IF_ERROR(
+        ExpectTensor(args.candidates_out, DType::kI32, {rows, -1}, "Indexer", "candidates_out"));
   }
   if (channels % kQ4PGroup != 0 || args.ratio < 1 || args.candidate_block_size < 1) {
     return Fail(Code::kInvalidArgument,
-                fmt::format("Indexer: {} channels, ratio {} and candidate blocks of {}; channels must be a multiple of {}, the others "
+                fmt::format("Indexer: {} channels, ratio {} and candidate blocks of {}; channels "
+                            "must be a multiple of {}, the others "
                             "at least 1.",
                             channels, args.ratio, args.candidate_block_size, kQ4PGroup),
                 "q");

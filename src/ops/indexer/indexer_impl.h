@@ -15,15 +15,17 @@ void IndexerScores(const IndexerArgs& args, int64_t row, int64_t n_vis, float* s
 
 }  // namespace reference
 
-// Vector code for production numerics; needs AVX2. Keys are scored in tiles of 8 consecutive entries.
+// Vector code for production numerics; needs AVX2. Keys are scored in tiles of 8 consecutive
+// entries.
 namespace cpu {
 
 inline constexpr int64_t kIndexTile = 8;
 
 inline constexpr int64_t kIndexHeads = 4;  // heads that share a loaded key quad
 
-// A query on the integer grid: codes doubled to [-12, 12], one scale per head and group of 32 channels. Arrays are laid out as
-// PrepareIndexQuery and the scoring loop agree: by tiles of kIndexHeads heads, then group, then four channels, then head.
+// A query on the integer grid: codes doubled to [-12, 12], one scale per head and group of 32
+// channels. Arrays are laid out as PrepareIndexQuery and the scoring loop agree: by tiles of
+// kIndexHeads heads, then group, then four channels, then head.
 struct IndexQuery {
   int8_t* codes;    // heads * channels
   float* scales;    // heads * groups, half of the group's scale
@@ -34,9 +36,10 @@ struct IndexQuery {
 };
 void PrepareIndexQuery(const IndexerArgs& args, int64_t row, const IndexQuery& query);
 
-// Scores tiles list[begin ... end) (tile numbers, or null: the numbers themselves) of one sequence for all `queries`.
-void ScoreIndexTiles(const IndexerArgs& args, int64_t sequence, std::span<const IndexQuery> queries, const int32_t* list,
-                     int64_t begin, int64_t end);
+// Scores tiles list[begin ... end) (tile numbers, or null: the numbers themselves) of one sequence
+// for all `queries`.
+void ScoreIndexTiles(const IndexerArgs& args, int64_t sequence, std::span<const IndexQuery> queries,
+                     const int32_t* list, int64_t begin, int64_t end);
 
 }  // namespace cpu
 }  // namespace deepinfer

@@ -20,13 +20,14 @@ void IndexerScores(const IndexerArgs& args, int64_t row, int64_t n_vis, float* s
   std::vector<float> key(static_cast<size_t>(channels));
   const bool rounded = args.numerics == Numerics::kReference;
   for (int64_t j = 0; j < n_vis; ++j) {
-    const uint8_t* record =
-        args.blocks.Row<uint8_t>(block_table[j / entries_per_block]) + (j % entries_per_block) * record_bytes;
+    const uint8_t* record = args.blocks.Row<uint8_t>(block_table[j / entries_per_block]) +
+                            (j % entries_per_block) * record_bytes;
     DecodeQ4PRecord(record, channels, key.data());
     float score = 0.0f;
     for (int64_t h = 0; h < heads; ++h) {
       float dot = 0.0f;
-      for (int64_t d = 0; d < channels; ++d) dot += q[static_cast<size_t>(h * channels + d)] * key[static_cast<size_t>(d)];
+      for (int64_t d = 0; d < channels; ++d)
+        dot += q[static_cast<size_t>(h * channels + d)] * key[static_cast<size_t>(d)];
       if (rounded) dot = RoundToBf16(dot);
       const float term = std::max(dot, 0.0f) * Bf16ToF32(w[h]);
       score += rounded ? RoundToBf16(term) : term;

@@ -23,23 +23,29 @@ using testing::TestLayout;
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 
-// ---- Selection ---------------------------------------------------------------------------------------------------------------
+// ---- Selection
+// ---------------------------------------------------------------------------------------------------------------
 
 std::vector<int32_t> TopKBySorting(const std::vector<float>& scores, size_t k) {
   std::vector<int32_t> order(scores.size());
   std::iota(order.begin(), order.end(), 0);
-  const auto rank = [&](int32_t i) { return std::isnan(scores[static_cast<size_t>(i)]) ? -kInfinity : scores[static_cast<size_t>(i)]; };
-  std::stable_sort(order.begin(), order.end(), [&](int32_t a, int32_t b) { return rank(a) > rank(b); });
+  const auto rank = [&](int32_t i) {
+    return std::isnan(scores[static_cast<size_t>(i)]) ? -kInfinity : scores[static_cast<size_t>(i)];
+  };
+  std::stable_sort(order.begin(), order.end(),
+                   [&](int32_t a, int32_t b) { return rank(a) > rank(b); });
   order.resize(std::min(k, order.size()));
   std::sort(order.begin(), order.end());
   order.resize(k, -1);
   return order;
 }
 
-// Few distinct values, so that ties at the boundary are the normal case; all the awkward numbers among them.
+// Few distinct values, so that ties at the boundary are the normal case; all the awkward numbers
+// among them.
 rc::Gen<std::vector<float>> TiedScores() {
   return rc::gen::container<std::vector<float>>(
-      rc::gen::element(0.0f, -0.0f, 1.0f, -1.0f, 1.0000001f, 0.5f, 3e-41f, -3e-41f, 3.4e38f, kInfinity, -kInfinity, kNan, -kNan));
+      rc::gen::element(0.0f, -0.0f, 1.0f, -1.0f, 1.0000001f, 0.5f, 3e-41f, -3e-41f, 3.4e38f,
+                       kInfinity, -kInfinity, kNan, -kNan));
 }
 
 RC_GTEST_PROP(SelectTopK, EqualsAStableSortWithTiesAndNan, ()) {
@@ -71,11 +77,13 @@ TEST(SelectTopK, LongRowsWithManyTiesEqualAStableSort) {
   }
 }
 
-std::vector<int32_t> BlocksBySorting(const std::vector<float>& scores, int64_t block_size, size_t k) {
+std::vector<int32_t> BlocksBySorting(const std::vector<float>& scores, int64_t block_size,
+                                     size_t k) {
   std::vector<float> best;
   for (size_t j = 0; j < scores.size(); ++j) {
     if (j % static_cast<size_t>(block_size) == 0) best.push_back(-kInfinity);
-    if (!std::isnan(scores[j])) best.back() = std::max(best.back(), std::min(scores[j], std::numeric_limits<float>::max()));
+    if (!std::isnan(scores[j]))
+      best.back() = std::max(best.back(), std::min(scores[j], std::numeric_limits<float>::max()));
   }
   if (!best.empty()) best.back() = kInfinity;
   return TopKBySorting(best, k);
@@ -89,7 +97,8 @@ RC_GTEST_PROP(SelectCandidateBlocks, EqualsSortedBlockMaximaAndKeepsTheNewest, (
   SelectCandidateBlocks(scores, block_size, out);
   RC_ASSERT(out == BlocksBySorting(scores, block_size, k));
   if (!scores.empty()) {
-    const auto newest = static_cast<int32_t>((static_cast<int64_t>(scores.size()) - 1) / block_size);
+    const auto newest =
+        static_cast<int32_t>((static_cast<int64_t>(scores.size()) - 1) / block_size);
     RC_ASSERT(std::count(out.begin(), out.end(), newest) == 1);
   }
 }
@@ -114,7 +123,8 @@ TEST(SelectCandidateBlocks, NoEntriesGiveNoBlocks) {
   EXPECT_EQ(out, (std::vector<int32_t>{-1, -1, -1}));
 }
 
-// ---- The operation -----------------------------------------------------------------------------------------------------------
+// ---- The operation
+// -----------------------------------------------------------------------------------------------------------
 
 struct Shape {
   int64_t heads;
@@ -128,7 +138,9 @@ struct Shape {
 constexpr Shape kTiny = {4, 64, 1, 16, 6, 4, 128};
 constexpr Shape kReal = {32, 128, 1, 512, 100, 8, 128};
 constexpr Shape kHalf = {32, 128, 2, 512, 64, 8, 64};
-constexpr Shape kOdd = {5, 96, 3, 10, 4, 5, 42};  // remainders of head tiles; candidate blocks and cache blocks across key tiles
+constexpr Shape kOdd = {
+    5, 96, 3, 10,
+    4, 5,  42};  // remainders of head tiles; candidate blocks and cache blocks across key tiles
 
 struct Choice {
   std::vector<int32_t> selected;
@@ -155,7 +167,8 @@ class IndexerCase {
     for (int64_t s = 0; s < sequences; ++s) {
       const Chunk& chunk = layout_.chunks()[static_cast<size_t>(s)];
       for (int64_t j = 0; j < (chunk.first + chunk.count) / shape.ratio; ++j) {
-        const int32_t block = layout_.view().block_table.Row<int32_t>(s)[j / shape.entries_per_block];
+        const int32_t block =
+            layout_.view().block_table.Row<int32_t>(s)[j / shape.entries_per_block];
         const std::vector<float> key = Vector(1, chunk.id, j, shape.channels);
         EncodeQ4PRecord(key.data(), shape.channels,
                         blocks_.Row<uint8_t>(block) + (j % shape.entries_per_block) * record_bytes);
@@ -172,7 +185,8 @@ class IndexerCase {
       }
       for (size_t i = 0; i < q.size(); ++i) q_.Row<Bf16>(r)[i] = F32ToBf16(q[i]);
       const std::vector<float> w = Vector(3, id, position, shape.heads);
-      for (int64_t h = 0; h < shape.heads; ++h) weights_.Row<Bf16>(r)[h] = F32ToBf16(w[static_cast<size_t>(h)]);
+      for (int64_t h = 0; h < shape.heads; ++h)
+        weights_.Row<Bf16>(r)[h] = F32ToBf16(w[static_cast<size_t>(h)]);
       FillCandidates(r, id, position);
     }
     args_.q = q_.view();
@@ -193,7 +207,8 @@ class IndexerCase {
       Choice& choice = outputs[{layout_.chunk_of(r).id, layout_.position(r)}];
       choice.selected.assign(selected_.Row<int32_t>(r), selected_.Row<int32_t>(r) + shape_.topk);
       if (candidates_ == Candidates::kPublish) {
-        choice.candidates.assign(out_.Row<int32_t>(r), out_.Row<int32_t>(r) + shape_.candidate_blocks);
+        choice.candidates.assign(out_.Row<int32_t>(r),
+                                 out_.Row<int32_t>(r) + shape_.candidate_blocks);
       }
     }
     return outputs;
@@ -203,7 +218,8 @@ class IndexerCase {
   }
 
  private:
-  // Group scales differ by up to 2^4, so that a wrong scale index shows; small enough for every sum of dot products to be exact.
+  // Group scales differ by up to 2^4, so that a wrong scale index shows; small enough for every sum
+  // of dot products to be exact.
   static std::vector<float> Vector(uint64_t what, int id, int64_t position, int64_t count) {
     Random random(what, static_cast<uint64_t>(id), static_cast<uint64_t>(position));
     std::vector<float> x(static_cast<size_t>(count));
@@ -235,8 +251,8 @@ class IndexerCase {
 };
 
 TEST(Indexer, TunedSelectsExactlyWhatTheReferenceSelects) {
-  // No tolerance: with group scales a few binades apart every dot product is exact in fp32 in any order, and the sum over heads has the
-  // same order in both.
+  // No tolerance: with group scales a few binades apart every dot product is exact in fp32 in any
+  // order, and the sum over heads has the same order in both.
   Stream tuned(1);
   Stream reference(1);
   reference.set_use_reference(true);
@@ -248,7 +264,8 @@ TEST(Indexer, TunedSelectsExactlyWhatTheReferenceSelects) {
              {kHalf, {{1, 1, 1}, {2, 2000, 2}}}}) {
       IndexerCase test(shape, chunks, candidates);
       const Outputs expected = test.Run(reference);
-      EXPECT_EQ(test.Run(tuned), expected) << shape.heads << " heads, candidates " << static_cast<int>(candidates);
+      EXPECT_EQ(test.Run(tuned), expected)
+          << shape.heads << " heads, candidates " << static_cast<int>(candidates);
     }
   }
 }
@@ -268,10 +285,12 @@ TEST(Indexer, TunedScoresHaveTheReferencesBits) {
     std::vector<int32_t> offsets(scales.size());
     std::vector<float> weights(static_cast<size_t>(shape.heads));
     std::vector<float> scores(static_cast<size_t>(tiles * cpu::kIndexTile));
-    const cpu::IndexQuery query = {codes.data(), scales.data(), offsets.data(), weights.data(), scores.data(), tiles};
+    const cpu::IndexQuery query = {codes.data(),   scales.data(), offsets.data(),
+                                   weights.data(), scores.data(), tiles};
     cpu::PrepareIndexQuery(test.args(), 0, query);
     cpu::ScoreIndexTiles(test.args(), 0, {&query, 1}, nullptr, 0, tiles);
-    for (int64_t j = 0; j < n_vis; ++j) ASSERT_EQ(scores[static_cast<size_t>(j)], expected[static_cast<size_t>(j)]) << j;
+    for (int64_t j = 0; j < n_vis; ++j)
+      ASSERT_EQ(scores[static_cast<size_t>(j)], expected[static_cast<size_t>(j)]) << j;
   }
 }
 
@@ -284,9 +303,11 @@ TEST(Indexer, ARowHasTheSameResultAloneInAnyBatchAndAtAnyThreadCount) {
       EXPECT_EQ(IndexerCase(shape, {batch[2], batch[0], batch[1]}, candidates).Run(one), expected);
       for (int threads : {2, 3}) {
         Stream stream(threads);
-        EXPECT_EQ(IndexerCase(shape, batch, candidates).Run(stream), expected) << threads << " threads";
+        EXPECT_EQ(IndexerCase(shape, batch, candidates).Run(stream), expected)
+            << threads << " threads";
         for (const auto& [key, choice] : expected) {
-          const Outputs alone = IndexerCase(shape, {{key.first, key.second, 1}}, candidates).Run(stream);
+          const Outputs alone =
+              IndexerCase(shape, {{key.first, key.second, 1}}, candidates).Run(stream);
           EXPECT_EQ(alone.at(key), choice) << "alone, position " << key.second;
         }
       }
@@ -313,13 +334,15 @@ TEST(Indexer, FewVisibleEntriesAreAllSelectedInOrder) {
     Stream stream(1);
     stream.set_use_reference(reference);
     for (const auto& [key, choice] : test.Run(stream)) {
-      for (int64_t i = 0; i < kTiny.topk; ++i) EXPECT_EQ(choice.selected[static_cast<size_t>(i)], i <= key.second ? i : -1);
+      for (int64_t i = 0; i < kTiny.topk; ++i)
+        EXPECT_EQ(choice.selected[static_cast<size_t>(i)], i <= key.second ? i : -1);
     }
   }
 }
 
 TEST(Indexer, ReferenceNumericsRoundScoresToBf16) {
-  // Two keys whose scores differ by less than a bf16 step tie in the reference profile (lower index wins) and not in production.
+  // Two keys whose scores differ by less than a bf16 step tie in the reference profile (lower index
+  // wins) and not in production.
   IndexerCase test(Shape{1, 32, 1, 1, 1, 8, 128}, {{1, 1, 1}}, Candidates::kNone);
   for (int64_t i = 0; i < 32; ++i) test.args().q.Row<Bf16>(0)[i] = F32ToBf16(6.0f);
   test.args().weights.Row<Bf16>(0)[0] = F32ToBf16(1.0f);
@@ -327,7 +350,8 @@ TEST(Indexer, ReferenceNumericsRoundScoresToBf16) {
     std::vector<float> key(32, 6.0f);
     key[0] = j == 0 ? 0.5f : 1.0f;  // sums 1119 and 1122; the bf16 step is 8 and both round to 1120
     const int32_t block = test.args().layout.block_table.Row<int32_t>(0)[0];
-    EncodeQ4PRecord(key.data(), 32, test.args().blocks.Row<uint8_t>(block) + j * Q4PRecordBytes(32));
+    EncodeQ4PRecord(key.data(), 32,
+                    test.args().blocks.Row<uint8_t>(block) + j * Q4PRecordBytes(32));
   }
   Stream stream(1);
   EXPECT_EQ(test.Run(stream).begin()->second.selected.front(), 1);

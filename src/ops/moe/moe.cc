@@ -16,11 +16,13 @@ Status RouterSelect(const RouterSelectArgs& args, Stream& stream) {
   const int64_t rows = args.logits.rows();
   const int64_t experts = args.logits.dim(1);
   DI_RETURN_IF_ERROR(ExpectTensor(args.bias, DType::kF32, {experts}, "RouterSelect", "bias"));
-  DI_RETURN_IF_ERROR(ExpectTensor(args.experts, DType::kI32, {rows, -1}, "RouterSelect", "experts"));
+  DI_RETURN_IF_ERROR(
+      ExpectTensor(args.experts, DType::kI32, {rows, -1}, "RouterSelect", "experts"));
   const int64_t k = args.experts.dim(1);
   DI_RETURN_IF_ERROR(ExpectTensor(args.weights, DType::kF32, {rows, k}, "RouterSelect", "weights"));
   if (k > experts) {
-    return Fail(Code::kInvalidArgument, fmt::format("RouterSelect: {} of {} experts.", k, experts), "experts");
+    return Fail(Code::kInvalidArgument, fmt::format("RouterSelect: {} of {} experts.", k, experts),
+                "experts");
   }
   stream.pool().ParallelFor(
       rows, [&](int64_t begin, int64_t end, int) { reference::RouterSelect(args, begin, end); }, 4);
@@ -31,12 +33,16 @@ Status GroupByExpert(const GroupByExpertArgs& args, Stream&) {
   DI_RETURN_IF_ERROR(ExpectTensor(args.experts, DType::kI32, {-1, -1}, "GroupByExpert", "experts"));
   const int64_t rows = args.experts.rows();
   const int64_t k = args.experts.dim(1);
-  DI_RETURN_IF_ERROR(ExpectTensor(args.weights, DType::kF32, {rows, k}, "GroupByExpert", "weights"));
-  DI_RETURN_IF_ERROR(ExpectTensor(args.row_index, DType::kI32, {rows * k}, "GroupByExpert", "row_index"));
-  DI_RETURN_IF_ERROR(ExpectTensor(args.grouped_weight, DType::kF32, {rows * k}, "GroupByExpert", "grouped_weight"));
   DI_RETURN_IF_ERROR(
-      ExpectTensor(args.group_offsets, DType::kI32, {args.num_experts + 1}, "GroupByExpert", "group_offsets"));
-  DI_RETURN_IF_ERROR(ExpectTensor(args.slot_position, DType::kI32, {rows, k}, "GroupByExpert", "slot_position"));
+      ExpectTensor(args.weights, DType::kF32, {rows, k}, "GroupByExpert", "weights"));
+  DI_RETURN_IF_ERROR(
+      ExpectTensor(args.row_index, DType::kI32, {rows * k}, "GroupByExpert", "row_index"));
+  DI_RETURN_IF_ERROR(ExpectTensor(args.grouped_weight, DType::kF32, {rows * k}, "GroupByExpert",
+                                  "grouped_weight"));
+  DI_RETURN_IF_ERROR(ExpectTensor(args.group_offsets, DType::kI32, {args.num_experts + 1},
+                                  "GroupByExpert", "group_offsets"));
+  DI_RETURN_IF_ERROR(
+      ExpectTensor(args.slot_position, DType::kI32, {rows, k}, "GroupByExpert", "slot_position"));
   const int32_t* experts = args.experts.Row<int32_t>(0);
   const float* weights = args.weights.Row<float>(0);
   int32_t* offsets = args.group_offsets.Row<int32_t>(0);
@@ -62,12 +68,15 @@ Status Swiglu(const SwigluArgs& args, Stream& stream) {
   const int64_t channels = args.gate.dim(1);
   DI_RETURN_IF_ERROR(ExpectTensor(args.up, DType::kBf16, {rows, channels}, "Swiglu", "up"));
   DI_RETURN_IF_ERROR(ExpectTensor(args.out, DType::kBf16, {rows, channels}, "Swiglu", "out"));
-  if (!args.row_weight.empty()) DI_RETURN_IF_ERROR(ExpectTensor(args.row_weight, DType::kF32, {rows}, "Swiglu", "row_weight"));
+  if (!args.row_weight.empty())
+    DI_RETURN_IF_ERROR(ExpectTensor(args.row_weight, DType::kF32, {rows}, "Swiglu", "row_weight"));
   if (channels % kQ8Group != 0) {
-    return Fail(Code::kInvalidArgument, fmt::format("Swiglu: {} channels are not a multiple of 32.", channels), "gate");
+    return Fail(Code::kInvalidArgument,
+                fmt::format("Swiglu: {} channels are not a multiple of 32.", channels), "gate");
   }
   if (UseReference(stream, channels)) {
-    stream.pool().ParallelFor(rows, [&](int64_t begin, int64_t end, int) { reference::Swiglu(args, begin, end); });
+    stream.pool().ParallelFor(
+        rows, [&](int64_t begin, int64_t end, int) { reference::Swiglu(args, begin, end); });
   } else {
     ForChannelBlocks(stream, rows, channels, [&](int64_t row, int64_t begin, int64_t end) {
       cpu::Swiglu(stream.cpu_level(), args, row, begin, end);
@@ -80,13 +89,16 @@ Status MoeCombine(const MoeCombineArgs& args, Stream& stream) {
   DI_RETURN_IF_ERROR(ExpectTensor(args.shared, DType::kBf16, {-1, -1}, "MoeCombine", "shared"));
   const int64_t rows = args.shared.rows();
   const int64_t hidden = args.shared.dim(1);
-  DI_RETURN_IF_ERROR(ExpectTensor(args.slot_position, DType::kI32, {rows, -1}, "MoeCombine", "slot_position"));
+  DI_RETURN_IF_ERROR(
+      ExpectTensor(args.slot_position, DType::kI32, {rows, -1}, "MoeCombine", "slot_position"));
   const int64_t k = args.slot_position.dim(1);
   DI_RETURN_IF_ERROR(ExpectTensor(args.experts, DType::kI32, {rows, k}, "MoeCombine", "experts"));
-  DI_RETURN_IF_ERROR(ExpectTensor(args.routed, DType::kBf16, {rows * k, hidden}, "MoeCombine", "routed"));
+  DI_RETURN_IF_ERROR(
+      ExpectTensor(args.routed, DType::kBf16, {rows * k, hidden}, "MoeCombine", "routed"));
   DI_RETURN_IF_ERROR(ExpectTensor(args.y, DType::kBf16, {rows, hidden}, "MoeCombine", "y"));
   if (UseReference(stream, hidden)) {
-    stream.pool().ParallelFor(rows, [&](int64_t begin, int64_t end, int) { reference::MoeCombine(args, begin, end); });
+    stream.pool().ParallelFor(
+        rows, [&](int64_t begin, int64_t end, int) { reference::MoeCombine(args, begin, end); });
   } else {
     ForChannelBlocks(stream, rows, hidden, [&](int64_t row, int64_t begin, int64_t end) {
       cpu::MoeCombine(stream.cpu_level(), args, row, begin, end);

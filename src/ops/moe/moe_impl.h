@@ -18,6 +18,7 @@ namespace deepinfer::cpu {
 
 // Channels [begin, end) of one row; for Swiglu multiples of 32.
 void Swiglu(CpuLevel level, const SwigluArgs& args, int64_t row, int64_t begin, int64_t end);
-void MoeCombine(CpuLevel level, const MoeCombineArgs& args, int64_t row, int64_t begin, int64_t end);
+void MoeCombine(CpuLevel level, const MoeCombineArgs& args, int64_t row, int64_t begin,
+                int64_t end);
 
 }  // namespace deepinfer::cpu

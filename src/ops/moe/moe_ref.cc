@@ -21,7 +21,8 @@ void RouterSelect(const RouterSelectArgs& args, int64_t row_begin, int64_t row_e
   std::vector<int32_t> order(static_cast<size_t>(experts));
   for (int64_t t = row_begin; t < row_end; ++t) {
     const float* logits = args.logits.Row<float>(t);
-    for (int64_t e = 0; e < experts; ++e) score[static_cast<size_t>(e)] = SqrtSoftplus(logits[e] / args.gate_temp);
+    for (int64_t e = 0; e < experts; ++e)
+      score[static_cast<size_t>(e)] = SqrtSoftplus(logits[e] / args.gate_temp);
     std::iota(order.begin(), order.end(), 0);
     const auto biased = [&](int32_t e) {
       const float value = score[static_cast<size_t>(e)] + bias[e];
@@ -33,7 +34,8 @@ void RouterSelect(const RouterSelectArgs& args, int64_t row_begin, int64_t row_e
       return x != y ? x > y : a < b;
     });
     float sum = 0.0f;
-    for (int64_t i = 0; i < k; ++i) sum += score[static_cast<size_t>(order[static_cast<size_t>(i)])];
+    for (int64_t i = 0; i < k; ++i)
+      sum += score[static_cast<size_t>(order[static_cast<size_t>(i)])];
     for (int64_t i = 0; i < k; ++i) {
       const int32_t e = order[static_cast<size_t>(i)];
       args.experts.Row<int32_t>(t)[i] = e;
@@ -54,7 +56,8 @@ void Swiglu(const SwigluArgs& args, int64_t row_begin, int64_t row_end) {
       const float u = std::clamp(Bf16ToF32(up[i]), -args.limit, args.limit);
       const float silu = g / (1.0f + std::exp(-g));
       const float value = weight * (silu * u);
-      a[static_cast<size_t>(i)] = args.numerics == Numerics::kReference ? RoundToBf16(value) : value;
+      a[static_cast<size_t>(i)] =
+          args.numerics == Numerics::kReference ? RoundToBf16(value) : value;
     }
     Q8InPlace(a.data(), channels);
     StoreRowBf16(a.data(), channels, args.out.Row<Bf16>(r));
@@ -71,7 +74,8 @@ void MoeCombine(const MoeCombineArgs& args, int64_t row_begin, int64_t row_end) 
     std::iota(slots.begin(), slots.end(), 0);
     if (reference_order) {
       const int32_t* experts = args.experts.Row<int32_t>(t);
-      std::sort(slots.begin(), slots.end(), [&](int64_t a, int64_t b) { return experts[a] < experts[b]; });
+      std::sort(slots.begin(), slots.end(),
+                [&](int64_t a, int64_t b) { return experts[a] < experts[b]; });
       std::fill(sum.begin(), sum.end(), 0.0f);
     } else {
       LoadBf16(args.shared.Row<Bf16>(t), hidden, sum.data());

@@ -15,11 +15,13 @@ Status QuantizeFp8(const QuantizeFp8Args& args, Stream& stream) {
   }
   DI_RETURN_IF_ERROR(ExpectTensor(args.y, DType::kBf16, {rows, channels}, "QuantizeFp8", "y"));
   if (channels % kQ8Group != 0) {
-    return Fail(Code::kInvalidArgument,
-                fmt::format("QuantizeFp8: {} channels are not a multiple of {}.", channels, kQ8Group), "x");
+    return Fail(
+        Code::kInvalidArgument,
+        fmt::format("QuantizeFp8: {} channels are not a multiple of {}.", channels, kQ8Group), "x");
   }
   if (UseReference(stream, channels)) {
-    stream.pool().ParallelFor(rows, [&](int64_t begin, int64_t end, int) { reference::QuantizeFp8(args, begin, end); });
+    stream.pool().ParallelFor(
+        rows, [&](int64_t begin, int64_t end, int) { reference::QuantizeFp8(args, begin, end); });
   } else {
     ForChannelBlocks(stream, rows, channels, [&](int64_t row, int64_t begin, int64_t end) {
       cpu::QuantizeFp8(stream.cpu_level(), args, row, begin, end);

@@ -12,6 +12,7 @@ void QuantizeFp8(const QuantizeFp8Args& args, int64_t row_begin, int64_t row_end
 namespace deepinfer::cpu {
 
 // Channels [begin, end) of one row; both multiples of 32.
-void QuantizeFp8(CpuLevel level, const QuantizeFp8Args& args, int64_t row, int64_t begin, int64_t end);
+void QuantizeFp8(CpuLevel level, const QuantizeFp8Args& args, int64_t row, int64_t begin,
+                 int64_t end);
 
 }  // namespace deepinfer::cpu

@@ -15,10 +15,13 @@ namespace {
 using testing::OwnedTensor;
 
 // The model description's example, section 23.
-constexpr float kExample[32] = {0.91796875f, 5.625f,       -4.9375f,     -9.5625f,   11.3125f,   1.8125f,   -5.46875f,         -3.328125f,
-                                12.0625f,    1.671875f,    -3.09375f,    0.9296875f, 8.9375f,    -4.9375f,  -13.3125f,         1.921875f,
-                                4.34375f,    -7.4375f,     -6.125f,      14.375f,    0.7890625f, -6.15625f, 0.00823974609375f, 12.3125f,
-                                -3.96875f,   -2.875f,      3.0625f,      7.40625f,   -8.6875f,   -9.5625f,  2.671875f,         2.453125f};
+constexpr float kExample[32] = {0.91796875f, 5.625f,     -4.9375f,          -9.5625f, 11.3125f,
+                                1.8125f,     -5.46875f,  -3.328125f,        12.0625f, 1.671875f,
+                                -3.09375f,   0.9296875f, 8.9375f,           -4.9375f, -13.3125f,
+                                1.921875f,   4.34375f,   -7.4375f,          -6.125f,  14.375f,
+                                0.7890625f,  -6.15625f,  0.00823974609375f, 12.3125f, -3.96875f,
+                                -2.875f,     3.0625f,    7.40625f,          -8.6875f, -9.5625f,
+                                2.671875f,   2.453125f};
 
 std::array<uint8_t, 32> Nibbles(const uint8_t* packed) {
   std::array<uint8_t, 32> codes;
@@ -30,24 +33,27 @@ TEST(GroupQuantizers, KnownCodesAndScales) {
   uint8_t q8[33];
   EncodeQ8Record(kExample, 32, q8);
   EXPECT_EQ(q8[32], 123);
-  const std::array<uint8_t, 32> expected_q8 = {0x57, 0x6b, 0xea, 0xf2, 0x73, 0x5e, 0xeb, 0xe5, 0x74, 0x5d, 0xe4,
-                                               0x57, 0x71, 0xea, 0xf5, 0x5f, 0x69, 0xef, 0xec, 0x76, 0x55, 0xec,
-                                               0x20, 0x74, 0xe8, 0xe4, 0x64, 0x6f, 0xf1, 0xf2, 0x63, 0x62};
+  const std::array<uint8_t, 32> expected_q8 = {0x57, 0x6b, 0xea, 0xf2, 0x73, 0x5e, 0xeb, 0xe5,
+                                               0x74, 0x5d, 0xe4, 0x57, 0x71, 0xea, 0xf5, 0x5f,
+                                               0x69, 0xef, 0xec, 0x76, 0x55, 0xec, 0x20, 0x74,
+                                               0xe8, 0xe4, 0x64, 0x6f, 0xf1, 0xf2, 0x63, 0x62};
   EXPECT_TRUE(std::equal(expected_q8.begin(), expected_q8.end(), q8));
 
   uint8_t q4p[17];
   EncodeQ4PRecord(kExample, 32, q4p);
   EXPECT_EQ(q4p[16], 129);
-  EXPECT_EQ(Nibbles(q4p), (std::array<uint8_t, 32>{0, 3, 0xa, 0xc, 5, 1, 0xb, 0xa, 5, 1, 0xa, 0, 4, 0xa, 0xd, 1,
-                                                   2, 0xc, 0xb, 6, 0, 0xb, 0, 5, 0xa, 9, 2, 4, 0xc, 0xc, 1, 1}));
+  EXPECT_EQ(Nibbles(q4p), (std::array<uint8_t, 32>{0, 3, 0xa, 0xc, 5, 1, 0xb, 0xa, 5, 1, 0xa,
+                                                   0, 4, 0xa, 0xd, 1, 2, 0xc, 0xb, 6, 0, 0xb,
+                                                   0, 5, 0xa, 9,   2, 4, 0xc, 0xc, 1, 1}));
 
   for (Numerics numerics : {Numerics::kProduction, Numerics::kReference}) {
     uint8_t q4e[18];
     EncodeQ4ERecord(kExample, 32, numerics, q4e);
     EXPECT_EQ(q4e[16], 0x41);
     EXPECT_EQ(q4e[17], 0x42);
-    EXPECT_EQ(Nibbles(q4e), (std::array<uint8_t, 32>{1, 4, 0xc, 0xe, 7, 2, 0xc, 0xb, 7, 1, 0xb, 1, 6, 0xc, 0xf, 2,
-                                                     3, 0xd, 0xc, 7, 1, 0xc, 0, 6, 0xb, 0xa, 2, 5, 0xd, 0xe, 2, 2}));
+    EXPECT_EQ(Nibbles(q4e), (std::array<uint8_t, 32>{1, 4, 0xc, 0xe, 7, 2, 0xc, 0xb, 7, 1, 0xb,
+                                                     1, 6, 0xc, 0xf, 2, 3, 0xd, 0xc, 7, 1, 0xc,
+                                                     0, 6, 0xb, 0xa, 2, 5, 0xd, 0xe, 2, 2}));
   }
 }
 
@@ -64,7 +70,8 @@ TEST(GroupQuantizers, ScalesStepAtExponentBoundaries) {
 }
 
 TEST(GroupQuantizers, Q8ScaleByteEqualsItsIntegerForm) {
-  // ((bits + 0x1fffff) >> 23) - 8 for finite fp32 magnitudes from 1e-4 on; every exponent with mantissas around 1.75 and the ends.
+  // ((bits + 0x1fffff) >> 23) - 8 for finite fp32 magnitudes from 1e-4 on; every exponent with
+  // mantissas around 1.75 and the ends.
   for (uint32_t exponent = 114; exponent <= 254; ++exponent) {
     for (uint32_t mantissa : {0u, 1u, 0x400000u, 0x5fffffu, 0x600000u, 0x600001u, 0x7fffffu}) {
       const uint32_t bits = (exponent << 23) | mantissa;
@@ -142,7 +149,15 @@ TEST(GroupQuantizers, AreIdempotentOnTheirOwnOutput) {
 OwnedTensor HardInput(DType dtype, int64_t rows, int64_t channels) {
   OwnedTensor x(dtype, {rows, channels});
   testing::Random random(11);
-  const float special[] = {0.0f, -0.0f, 448.0f, -449.0f, 1e-5f, 0x1p-126f, -0x1p-133f, 3e38f, std::numeric_limits<float>::infinity(),
+  const float special[] = {0.0f,
+                           -0.0f,
+                           448.0f,
+                           -449.0f,
+                           1e-5f,
+                           0x1p-126f,
+                           -0x1p-133f,
+                           3e38f,
+                           std::numeric_limits<float>::infinity(),
                            std::numeric_limits<float>::quiet_NaN()};
   for (int64_t i = 0; i < rows * channels; ++i) {
     const float gain = std::exp2(static_cast<float>((i / 32) % 60) - 30.0f);
@@ -160,7 +175,8 @@ OwnedTensor HardInput(DType dtype, int64_t rows, int64_t channels) {
 TEST(QuantizeFp8, TunedHasTheReferencesBits) {
   // Every step is exact or correctly rounded in both, so no tolerance.
   for (DType dtype : {DType::kBf16, DType::kF32}) {
-    for (auto [rows, channels] : {std::pair<int64_t, int64_t>{1, 32}, {3, 256}, {7, 1280}, {5, 5120}}) {
+    for (auto [rows, channels] :
+         {std::pair<int64_t, int64_t>{1, 32}, {3, 256}, {7, 1280}, {5, 5120}}) {
       const OwnedTensor x = HardInput(dtype, rows, channels);
       OwnedTensor tuned(DType::kBf16, {rows, channels});
       OwnedTensor expected(DType::kBf16, {rows, channels});
@@ -183,7 +199,8 @@ TEST(QuantizeFp8, Fp32InputIsNotRoundedToBf16First) {
     stream.set_use_reference(reference);
     ASSERT_TRUE(QuantizeFp8({x.view(), y.view()}, stream).has_value());
     EXPECT_EQ(testing::Value(y.view(), 0), 448.0f);
-    // At scale 1, which rounding first would give, 2^-9 is the smallest code; at scale 2 it is a tie and goes to zero.
+    // At scale 1, which rounding first would give, 2^-9 is the smallest code; at scale 2 it is a
+    // tie and goes to zero.
     EXPECT_EQ(testing::Value(y.view(), 3), 0.0f);
   }
 }
@@ -192,7 +209,8 @@ TEST(QuantizeFp8, RowsAreIndependentAndMayBeQuantizedInPlace) {
   const OwnedTensor x = HardInput(DType::kBf16, 5, 2304);
   testing::ExpectRowsIndependent(5, [&](Stream& stream, int64_t begin, int64_t end) {
     OwnedTensor y = testing::CopyOf(x, {5, 2304});
-    EXPECT_TRUE(QuantizeFp8({y.view().Rows(begin, end), y.view().Rows(begin, end)}, stream).has_value());
+    EXPECT_TRUE(
+        QuantizeFp8({y.view().Rows(begin, end), y.view().Rows(begin, end)}, stream).has_value());
     return testing::Bytes(y.view().Rows(begin, end));
   });
 }

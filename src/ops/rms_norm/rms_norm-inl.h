@@ -1,4 +1,5 @@
-// The second half of RMSNorm on vectors, shared by the operations that end with it. Included once per instruction set.
+// The second half of RMSNorm on vectors, shared by the operations that end with it. Included once
+// per instruction set.
 #if defined(DEEPINFER_OPS_RMS_NORM_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef DEEPINFER_OPS_RMS_NORM_INL_H_
 #undef DEEPINFER_OPS_RMS_NORM_INL_H_
@@ -13,9 +14,10 @@ namespace deepinfer {
 namespace HWY_NAMESPACE {
 #if DI_SIMD_PASS
 
-// x[channels] with its sum of squares becomes bf16(weight * (x * r)): stored to y and, on the Q8 grid, to y_grid. Either may be null.
-// x is overwritten.
-HWY_INLINE void FinishRmsNorm(float* x, double square_sum, const Bf16* weight, int64_t channels, float eps, Bf16* y, Bf16* y_grid) {
+// x[channels] with its sum of squares becomes bf16(weight * (x * r)): stored to y and, on the Q8
+// grid, to y_grid. Either may be null. x is overwritten.
+HWY_INLINE void FinishRmsNorm(float* x, double square_sum, const Bf16* weight, int64_t channels,
+                              float eps, Bf16* y, Bf16* y_grid) {
   const F32 d;
   const float mean = static_cast<float>(square_sum / static_cast<double>(channels));
   const VecF32 r = hn::Set(d, 1.0f / std::sqrt(mean + eps));

@@ -12,11 +12,14 @@ Status RmsNorm(const RmsNormArgs& args, Stream& stream) {
   const int64_t rows = args.x.rows();
   const int64_t channels = args.x.dim(1);
   DI_RETURN_IF_ERROR(ExpectTensor(args.weight, DType::kBf16, {channels}, "RmsNorm", "weight"));
-  if (!args.y.empty()) DI_RETURN_IF_ERROR(ExpectTensor(args.y, DType::kBf16, {rows, channels}, "RmsNorm", "y"));
+  if (!args.y.empty())
+    DI_RETURN_IF_ERROR(ExpectTensor(args.y, DType::kBf16, {rows, channels}, "RmsNorm", "y"));
   if (!args.y_grid.empty()) {
-    DI_RETURN_IF_ERROR(ExpectTensor(args.y_grid, DType::kBf16, {rows, channels}, "RmsNorm", "y_grid"));
+    DI_RETURN_IF_ERROR(
+        ExpectTensor(args.y_grid, DType::kBf16, {rows, channels}, "RmsNorm", "y_grid"));
     if (channels % kQ8Group != 0) {
-      return Fail(Code::kInvalidArgument, fmt::format("RmsNorm: {} channels are not a multiple of 32.", channels), "x");
+      return Fail(Code::kInvalidArgument,
+                  fmt::format("RmsNorm: {} channels are not a multiple of 32.", channels), "x");
     }
   }
   const bool use_reference = UseReference(stream, channels);

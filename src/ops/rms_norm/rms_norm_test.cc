@@ -18,8 +18,9 @@ struct Case {
 constexpr Case kCases[] = {{1, 64}, {3, 128}, {5, 256}, {2, 512}, {3, 1280}, {4, 5120}, {2, 40}};
 
 TEST(RmsNorm, TunedMatchesReference) {
-  // The statistic is summed in double in both; only its order differs (1e-16), which can move the fp32 scale by one unit (6e-8) and then
-  // an element across a bf16 boundary: by one bf16 step (2^-8), and hardly ever.
+  // The statistic is summed in double in both; only its order differs (1e-16), which can move the
+  // fp32 scale by one unit (6e-8) and then an element across a bf16 boundary: by one bf16 step
+  // (2^-8), and hardly ever.
   for (auto [rows, channels] : kCases) {
     const OwnedTensor x = NormalTensor(DType::kBf16, {rows, channels}, 1, 3.0f);
     const OwnedTensor weight = NormalTensor(DType::kBf16, {channels}, 2);
@@ -29,7 +30,8 @@ TEST(RmsNorm, TunedMatchesReference) {
     ASSERT_TRUE(RmsNorm({x.view(), weight.view(), tuned.view(), {}}, stream).has_value());
     stream.set_use_reference(true);
     ASSERT_TRUE(RmsNorm({x.view(), weight.view(), expected.view(), {}}, stream).has_value());
-    EXPECT_LE(testing::CountDifferentBits(tuned.view(), expected.view()), rows * channels / 1000) << channels;
+    EXPECT_LE(testing::CountDifferentBits(tuned.view(), expected.view()), rows * channels / 1000)
+        << channels;
     for (int64_t i = 0; i < rows * channels; ++i) {
       const float e = testing::Value(expected.view(), i);
       ASSERT_NEAR(testing::Value(tuned.view(), i), e, std::fabs(e) / 128) << channels;
@@ -50,7 +52,8 @@ TEST(RmsNorm, KnownValues) {
     Stream stream(1);
     stream.set_use_reference(reference);
     ASSERT_TRUE(RmsNorm({x.view(), weight.view(), y.view(), {}}, stream).has_value());
-    for (int64_t i = 0; i < 32; ++i) EXPECT_EQ(testing::Value(y.view(), i), static_cast<float>(i % 2 == 0 ? i : -i));
+    for (int64_t i = 0; i < 32; ++i)
+      EXPECT_EQ(testing::Value(y.view(), i), static_cast<float>(i % 2 == 0 ? i : -i));
   }
 }
 
@@ -86,7 +89,8 @@ TEST(RmsNorm, TheGridOutputIsTheQuantizedOutput) {
     EXPECT_GT(testing::CountDifferentBits(grid.view(), y.view()), 0);
     for (int64_t i = 0; i < 3 * 256; ++i) {
       // Within half an E4M3 step: 2^-4 of the value or 2^-10 * 2^-8 of the group's maximum.
-      ASSERT_NEAR(testing::Value(grid.view(), i), testing::Value(y.view(), i), std::fabs(testing::Value(y.view(), i)) / 16 + 1e-4f);
+      ASSERT_NEAR(testing::Value(grid.view(), i), testing::Value(y.view(), i),
+                  std::fabs(testing::Value(y.view(), i)) / 16 + 1e-4f);
     }
   }
 }
@@ -98,7 +102,8 @@ TEST(RmsNorm, RowsAreIndependentAndMayAlias) {
     OwnedTensor y = testing::CopyOf(x, {7, 1280});
     OwnedTensor grid(DType::kBf16, {7, 1280});
     const TensorView rows = y.view().Rows(begin, end);
-    EXPECT_TRUE(RmsNorm({rows, weight.view(), rows, grid.view().Rows(begin, end)}, stream).has_value());
+    EXPECT_TRUE(
+        RmsNorm({rows, weight.view(), rows, grid.view().Rows(begin, end)}, stream).has_value());
     return testing::Joined({rows, grid.view().Rows(begin, end)});
   });
 }

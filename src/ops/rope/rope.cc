@@ -13,7 +13,8 @@ Status RopeTable(const RopeTableArgs& args, Stream& stream) {
   const int64_t rows = args.positions.rows();
   const int64_t pairs = args.frequencies.rows();
   DI_RETURN_IF_ERROR(ExpectTensor(args.positions, DType::kI32, {rows}, "RopeTable", "positions"));
-  DI_RETURN_IF_ERROR(ExpectTensor(args.frequencies, DType::kF32, {pairs}, "RopeTable", "frequencies"));
+  DI_RETURN_IF_ERROR(
+      ExpectTensor(args.frequencies, DType::kF32, {pairs}, "RopeTable", "frequencies"));
   DI_RETURN_IF_ERROR(ExpectTensor(args.table, DType::kF32, {rows, pairs, 2}, "RopeTable", "table"));
   const int32_t* positions = args.positions.Row<int32_t>(0);
   const float* frequencies = args.frequencies.Row<float>(0);

@@ -22,7 +22,8 @@ TEST(RopeTable, TheAngleIsRoundedToFp32BeforeTheCosine) {
   frequencies.Row<float>(0)[0] = 6.87656045e-1f;
   OwnedTensor table(DType::kF32, {2, 1, 2});
   Stream stream(1);
-  ASSERT_TRUE(RopeTable({positions.view(), 1, frequencies.view(), table.view()}, stream).has_value());
+  ASSERT_TRUE(
+      RopeTable({positions.view(), 1, frequencies.view(), table.view()}, stream).has_value());
   EXPECT_FLOAT_EQ(1048575.0f * frequencies.Row<float>(0)[0], 721058.9375f);
   EXPECT_FLOAT_EQ(table.Row<float>(0)[0], 0.8300226f);
   EXPECT_FLOAT_EQ(table.Row<float>(0)[1], 0.5577297f);
@@ -76,7 +77,8 @@ TEST(Rope, TunedHasTheReferencesBits) {
   struct Case {
     int64_t rows, heads, channels, pairs;
   };
-  for (const Case& c : {Case{3, 8, 64, 8}, {2, 64, 512, 32}, {5, 32, 128, 32}, {4, 5, 96, 16}, {2, 3, 64, 3}}) {
+  for (const Case& c :
+       {Case{3, 8, 64, 8}, {2, 64, 512, 32}, {5, 32, 128, 32}, {4, 5, 96, 16}, {2, 3, 64, 3}}) {
     for (bool q4p : {false, true}) {
       const OwnedTensor source = NormalTensor(DType::kBf16, {c.rows, c.heads, c.channels}, 8, 5.0f);
       source.Row<Bf16>(0)[1] = Bf16{0x7fc0};
@@ -89,7 +91,8 @@ TEST(Rope, TunedHasTheReferencesBits) {
       ASSERT_TRUE(Rope({tuned.view(), table.view(), q4p}, stream).has_value());
       stream.set_use_reference(true);
       ASSERT_TRUE(Rope({expected.view(), table.view(), q4p}, stream).has_value());
-      EXPECT_EQ(testing::CountDifferentBits(tuned.view(), expected.view()), 0) << c.channels << " " << q4p;
+      EXPECT_EQ(testing::CountDifferentBits(tuned.view(), expected.view()), 0)
+          << c.channels << " " << q4p;
     }
   }
 }
@@ -115,7 +118,8 @@ TEST(Rope, RowsAreIndependent) {
   const OwnedTensor table = Table(5, 32);
   testing::ExpectRowsIndependent(5, [&](Stream& stream, int64_t begin, int64_t end) {
     OwnedTensor x = testing::CopyOf(source, {5, 32, 128});
-    EXPECT_TRUE(Rope({x.view().Rows(begin, end), table.view().Rows(begin, end), true}, stream).has_value());
+    EXPECT_TRUE(
+        Rope({x.view().Rows(begin, end), table.view().Rows(begin, end), true}, stream).has_value());
     return testing::Bytes(x.view().Rows(begin, end));
   });
 }

@@ -22,8 +22,9 @@ cpu::AttentionScratch AllocateScratch(int64_t heads, int64_t head_dim, ScratchSc
   return scratch;
 }
 
-// Enough rows for every thread: whole rows. Else the heads of one row after the other are spread over the threads. A head's bits
-// depend on its own query and the row's keys only, so both give the same.
+// Enough rows for every thread: whole rows. Else the heads of one row after the other are spread
+// over the threads. A head's bits depend on its own query and the row's keys only, so both give the
+// same.
 void RunVector(const SparseAttentionArgs& args, Stream& stream) {
   ThreadPool& pool = stream.pool();
   const CpuLevel level = stream.cpu_level();
@@ -32,13 +33,15 @@ void RunVector(const SparseAttentionArgs& args, Stream& stream) {
   const int64_t dim = args.q.dim(2);
   ScratchScope scope(stream);
   std::vector<cpu::AttentionScratch> scratch;
-  for (int i = 0; i < pool.num_threads(); ++i) scratch.push_back(AllocateScratch(heads, dim, &scope));
+  for (int i = 0; i < pool.num_threads(); ++i)
+    scratch.push_back(AllocateScratch(heads, dim, &scope));
   if (rows >= 2 * pool.num_threads() || pool.num_threads() == 1) {
     pool.ParallelForDynamic(rows, 1, [&](int64_t begin, int64_t end, int worker) {
       KeyList keys;
       for (int64_t row = begin; row < end; ++row) {
         CollectKeys(args, row, &keys);
-        cpu::SparseAttention(level, args, row, keys, nullptr, 0, heads, scratch[static_cast<size_t>(worker)]);
+        cpu::SparseAttention(level, args, row, keys, nullptr, 0, heads,
+                             scratch[static_cast<size_t>(worker)]);
       }
     });
     return;
@@ -51,11 +54,16 @@ void RunVector(const SparseAttentionArgs& args, Stream& stream) {
     CollectKeys(args, row, &keys);
     pool.ParallelFor(
         static_cast<int64_t>(keys.records.size()),
-        [&](int64_t begin, int64_t end, int) { cpu::DecodeKeys(level, keys, begin, end, dim, decoded); }, 16);
-    pool.ParallelFor((heads + kHeadsPerPart - 1) / kHeadsPerPart, [&](int64_t begin, int64_t end, int worker) {
-      cpu::SparseAttention(level, args, row, keys, decoded, begin * kHeadsPerPart, std::min(heads, end * kHeadsPerPart),
-                           scratch[static_cast<size_t>(worker)]);
-    });
+        [&](int64_t begin, int64_t end, int) {
+          cpu::DecodeKeys(level, keys, begin, end, dim, decoded);
+        },
+        16);
+    pool.ParallelFor((heads + kHeadsPerPart - 1) / kHeadsPerPart,
+                     [&](int64_t begin, int64_t end, int worker) {
+                       cpu::SparseAttention(level, args, row, keys, decoded, begin * kHeadsPerPart,
+                                            std::min(heads, end * kHeadsPerPart),
+                                            scratch[static_cast<size_t>(worker)]);
+                     });
   }
 }
 
@@ -66,31 +74,39 @@ Status SparseAttention(const SparseAttentionArgs& args, Stream& stream) {
   DI_RETURN_IF_ERROR(ExpectTensor(args.q, DType::kBf16, {rows, -1, -1}, "SparseAttention", "q"));
   const int64_t heads = args.q.dim(1);
   const int64_t dim = args.q.dim(2);
-  DI_RETURN_IF_ERROR(
-      ExpectTensor(args.window_records, DType::kU8, {rows, Q8RecordBytes(dim)}, "SparseAttention", "window_records"));
-  DI_RETURN_IF_ERROR(ExpectTensor(args.rings, DType::kU8, {-1, -1, Q8RecordBytes(dim)}, "SparseAttention", "rings"));
+  DI_RETURN_IF_ERROR(ExpectTensor(args.window_records, DType::kU8, {rows, Q8RecordBytes(dim)},
+                                  "SparseAttention", "window_records"));
+  DI_RETURN_IF_ERROR(ExpectTensor(args.rings, DType::kU8, {-1, -1, Q8RecordBytes(dim)},
+                                  "SparseAttention", "rings"));
   if (args.rings.dim(1) < args.window) {
     return Fail(Code::kInvalidArgument,
-                fmt::format("SparseAttention: a ring of {} rows cannot hold a window of {}.", args.rings.dim(1), args.window),
+                fmt::format("SparseAttention: a ring of {} rows cannot hold a window of {}.",
+                            args.rings.dim(1), args.window),
                 "rings");
   }
   if (!args.kv_blocks.empty()) {
+    DI_RETURN_IF_ERROR(ExpectTensor(args.kv_blocks, DType::kU8, {-1, -1, Q4ERecordBytes(dim)},
+                                    "SparseAttention", "kv_blocks"));
     DI_RETURN_IF_ERROR(
-        ExpectTensor(args.kv_blocks, DType::kU8, {-1, -1, Q4ERecordBytes(dim)}, "SparseAttention", "kv_blocks"));
-    DI_RETURN_IF_ERROR(ExpectTensor(args.selected, DType::kI32, {rows, -1}, "SparseAttention", "selected"));
+        ExpectTensor(args.selected, DType::kI32, {rows, -1}, "SparseAttention", "selected"));
   }
   DI_RETURN_IF_ERROR(ExpectTensor(args.sink, DType::kF32, {heads}, "SparseAttention", "sink"));
-  DI_RETURN_IF_ERROR(ExpectTensor(args.table, DType::kF32, {rows, -1, 2}, "SparseAttention", "table"));
-  DI_RETURN_IF_ERROR(ExpectTensor(args.out, DType::kBf16, {rows, heads * dim}, "SparseAttention", "out"));
+  DI_RETURN_IF_ERROR(
+      ExpectTensor(args.table, DType::kF32, {rows, -1, 2}, "SparseAttention", "table"));
+  DI_RETURN_IF_ERROR(
+      ExpectTensor(args.out, DType::kBf16, {rows, heads * dim}, "SparseAttention", "out"));
   if (dim % kQ8Group != 0 || 2 * args.table.dim(1) > dim) {
-    return Fail(Code::kInvalidArgument,
-                fmt::format("SparseAttention: heads of {} channels do not fit groups of {} and {} rotated pairs.", dim, kQ8Group,
-                            args.table.dim(1)),
-                "q");
+    return Fail(
+        Code::kInvalidArgument,
+        fmt::format(
+            "SparseAttention: heads of {} channels do not fit groups of {} and {} rotated pairs.",
+            dim, kQ8Group, args.table.dim(1)),
+        "q");
   }
   if (UseReference(stream, 2 * args.table.dim(1)) || heads > cpu::kMaxAttentionHeads) {
-    stream.pool().ParallelForDynamic(
-        rows, 1, [&](int64_t begin, int64_t end, int) { reference::SparseAttention(args, begin, end); });
+    stream.pool().ParallelForDynamic(rows, 1, [&](int64_t begin, int64_t end, int) {
+      reference::SparseAttention(args, begin, end);
+    });
   } else {
     RunVector(args, stream);
   }

@@ -14,13 +14,15 @@ void CollectKeys(const SparseAttentionArgs& args, int64_t row, KeyList* keys) {
   const int64_t sequence = layout.row_sequence.Row<int32_t>(0)[row];
   const int64_t first_row = layout.sequence_start.Row<int32_t>(0)[sequence];
   const int64_t position = layout.positions.Row<int32_t>(0)[row];
-  const int64_t step_start = layout.positions.Row<int32_t>(0)[first_row];  // first position of this step
+  const int64_t step_start =
+      layout.positions.Row<int32_t>(0)[first_row];  // first position of this step
   const int64_t ring_rows = args.rings.dim(1);
   const int64_t window_bytes = args.rings.dim(2);
   const uint8_t* ring = args.rings.Row<uint8_t>(layout.sequence_slot.Row<int32_t>(0)[sequence]);
   for (int64_t p = std::max<int64_t>(0, position - args.window + 1); p <= position; ++p) {
-    keys->records.push_back(p < step_start ? ring + (p % ring_rows) * window_bytes
-                                           : args.window_records.Row<uint8_t>(first_row + p - step_start));
+    keys->records.push_back(p < step_start
+                                ? ring + (p % ring_rows) * window_bytes
+                                : args.window_records.Row<uint8_t>(first_row + p - step_start));
   }
   keys->num_window = static_cast<int64_t>(keys->records.size());
   if (args.kv_blocks.empty()) return;
@@ -68,7 +70,8 @@ void SparseAttention(const SparseAttentionArgs& args, int64_t row_begin, int64_t
         for (int64_t i = 0; i < size; ++i) {
           const float* key = kv.data() + (begin + i) * dim;
           double dot = 0.0;
-          for (int64_t d = 0; d < dim; ++d) dot += static_cast<double>(q[static_cast<size_t>(d)]) * key[d];
+          for (int64_t d = 0; d < dim; ++d)
+            dot += static_cast<double>(q[static_cast<size_t>(d)]) * key[d];
           score[i] = static_cast<float>(dot) * args.scale;
           block_maximum = std::max(block_maximum, score[i]);
         }

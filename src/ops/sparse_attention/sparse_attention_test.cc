@@ -25,16 +25,19 @@ struct Shape {
 };
 constexpr Shape kTiny = {8, 64, 8, 8, 16};
 constexpr Shape kReal = {64, 512, 32, 128, 512};
-constexpr Shape kOdd = {5, 96, 16, 7, 70};  // head and key remainders of every tile, a last block of few keys
+constexpr Shape kOdd = {5, 96, 16, 7,
+                        70};  // head and key remainders of every tile, a last block of few keys
 
 constexpr int64_t kEntriesPerBlock = 128;
 using RowKey = std::pair<int, int64_t>;  // sequence, position
 using Outputs = std::map<RowKey, std::vector<uint16_t>>;
 
-// Everything a row reads is a function of (sequence, position) or (sequence, entry), whatever batch it is in.
+// Everything a row reads is a function of (sequence, position) or (sequence, entry), whatever batch
+// it is in.
 class AttentionCase {
  public:
-  AttentionCase(Shape shape, std::vector<Chunk> chunks, bool compressed, Numerics numerics = Numerics::kProduction)
+  AttentionCase(Shape shape, std::vector<Chunk> chunks, bool compressed,
+                Numerics numerics = Numerics::kProduction)
       : shape_(shape), layout_(Slots(std::move(chunks)), 4) {
     const int64_t rows = layout_.rows();
     const auto sequences = static_cast<int64_t>(layout_.chunks().size());
@@ -51,13 +54,16 @@ class AttentionCase {
     for (int64_t s = 0; s < sequences; ++s) {
       const Chunk& chunk = layout_.chunks()[static_cast<size_t>(s)];
       for (int64_t p = std::max<int64_t>(0, chunk.first - ring_rows); p < chunk.first; ++p) {
-        WindowRecord(chunk.id, p, rings_.Row<uint8_t>(chunk.slot) + (p % ring_rows) * Q8RecordBytes(shape.dim));
+        WindowRecord(chunk.id, p,
+                     rings_.Row<uint8_t>(chunk.slot) + (p % ring_rows) * Q8RecordBytes(shape.dim));
       }
-      for (int64_t j = 0; j < std::min<int64_t>(chunk.first + chunk.count, 4 * kEntriesPerBlock); ++j) {
+      for (int64_t j = 0; j < std::min<int64_t>(chunk.first + chunk.count, 4 * kEntriesPerBlock);
+           ++j) {
         const int32_t block = layout_.view().block_table.Row<int32_t>(s)[j / kEntriesPerBlock];
         const std::vector<float> x = Vector(2, chunk.id, j, shape.dim);
-        EncodeQ4ERecord(x.data(), shape.dim, numerics,
-                        blocks_.Row<uint8_t>(block) + (j % kEntriesPerBlock) * Q4ERecordBytes(shape.dim));
+        EncodeQ4ERecord(
+            x.data(), shape.dim, numerics,
+            blocks_.Row<uint8_t>(block) + (j % kEntriesPerBlock) * Q4ERecordBytes(shape.dim));
       }
     }
     args_.q = q_.view();
@@ -81,7 +87,8 @@ class AttentionCase {
     Outputs outputs;
     for (int64_t r = 0; r < layout_.rows(); ++r) {
       const auto* begin = &out_.Row<Bf16>(r)->bits;
-      outputs[{layout_.chunk_of(r).id, layout_.position(r)}] = {begin, begin + shape_.heads * shape_.dim};
+      outputs[{layout_.chunk_of(r).id, layout_.position(r)}] = {begin,
+                                                                begin + shape_.heads * shape_.dim};
     }
     return outputs;
   }
@@ -93,7 +100,8 @@ class AttentionCase {
  private:
   static std::vector<Chunk> Slots(std::vector<Chunk> chunks) {
     // Slots differ from the order in the batch.
-    for (size_t i = 0; i < chunks.size(); ++i) chunks[i].slot = static_cast<int64_t>(chunks.size() - 1 - i);
+    for (size_t i = 0; i < chunks.size(); ++i)
+      chunks[i].slot = static_cast<int64_t>(chunks.size() - 1 - i);
     return chunks;
   }
   static std::vector<float> Vector(uint64_t what, int id, int64_t position, int64_t count) {
@@ -134,15 +142,19 @@ class AttentionCase {
   SparseAttentionArgs args_;
 };
 
-// Both implementations compute the same fp32 formula; they differ in the order of the score's sum (relative 1e-6), in the exponential
-// (2e-7), and where one of these crosses a rounding of p to bf16 (2^-9 of one term). The relative error before Q8 is below 1e-4, so an
-// element may land on the neighbouring E4M3 point (2^-3 of it, or 2^-15 of the group's maximum near zero), and rarely.
-void ExpectCloseToReference(Shape shape, const std::vector<Chunk>& chunks, bool compressed, Numerics numerics) {
+// Both implementations compute the same fp32 formula; they differ in the order of the score's sum
+// (relative 1e-6), in the exponential (2e-7), and where one of these crosses a rounding of p to
+// bf16 (2^-9 of one term). The relative error before Q8 is below 1e-4, so an element may land on
+// the neighbouring E4M3 point (2^-3 of it, or 2^-15 of the group's maximum near zero), and rarely.
+void ExpectCloseToReference(Shape shape, const std::vector<Chunk>& chunks, bool compressed,
+                            Numerics numerics, CpuLevel level) {
   AttentionCase test(shape, chunks, compressed, numerics);
   Stream stream(1);
-  const Outputs tuned = test.Run(stream);
   stream.set_use_reference(true);
   const Outputs expected = test.Run(stream);
+  stream.set_use_reference(false);
+  stream.set_cpu_level(level);
+  const Outputs tuned = test.Run(stream);
   int64_t different = 0;
   int64_t total = 0;
   for (const auto& [key, row] : expected) {
@@ -153,7 +165,9 @@ void ExpectCloseToReference(Shape shape, const std::vector<Chunk>& chunks, bool 
     for (size_t i = 0; i < row.size(); ++i) {
       const float a = Bf16ToF32(Bf16{row[i]});
       const float b = Bf16ToF32(Bf16{other[i]});
-      const float step = numerics == Numerics::kProduction ? std::fabs(a) / 8 + largest * 0x1p-13f : std::fabs(a) / 128 + largest * 0x1p-12f;
+      const float step = numerics == Numerics::kProduction
+                             ? std::fabs(a) / 8 + largest * 0x1p-13f
+                             : std::fabs(a) / 128 + largest * 0x1p-12f;
       ASSERT_NEAR(a, b, step) << "position " << key.second << " element " << i;
       different += row[i] != other[i];
       ++total;
@@ -163,14 +177,19 @@ void ExpectCloseToReference(Shape shape, const std::vector<Chunk>& chunks, bool 
 }
 
 TEST(SparseAttention, TunedMatchesReferenceOnTheCaseTable) {
-  for (Numerics numerics : {Numerics::kProduction, Numerics::kReference}) {
-    for (bool compressed : {false, true}) {
-      ExpectCloseToReference(kTiny, {{1, 0, 1}, {2, 5, 9}, {3, 40, 3}}, compressed, numerics);
-      ExpectCloseToReference(kOdd, {{1, 0, 2}, {2, 90, 5}}, compressed, numerics);
+  // Every level that the host has; a stream lowers a wish beyond that to the host's best.
+  for (CpuLevel level : {CpuLevel::kAvx2, CpuLevel::kAvx512}) {
+    for (Numerics numerics : {Numerics::kProduction, Numerics::kReference}) {
+      for (bool compressed : {false, true}) {
+        ExpectCloseToReference(kTiny, {{1, 0, 1}, {2, 5, 9}, {3, 40, 3}}, compressed, numerics,
+                               level);
+        ExpectCloseToReference(kOdd, {{1, 0, 2}, {2, 90, 5}}, compressed, numerics, level);
+      }
     }
+    ExpectCloseToReference(kReal, {{1, 0, 1}, {2, 400, 2}, {3, 700, 1}}, true,
+                           Numerics::kProduction, level);
+    ExpectCloseToReference(kReal, {{1, 63, 1}, {2, 200, 1}}, false, Numerics::kProduction, level);
   }
-  ExpectCloseToReference(kReal, {{1, 0, 1}, {2, 400, 2}, {3, 700, 1}}, true, Numerics::kProduction);
-  ExpectCloseToReference(kReal, {{1, 63, 1}, {2, 200, 1}}, false, Numerics::kProduction);
 }
 
 TEST(SparseAttention, ARowHasTheSameBitsAloneInAnyBatchAndAtAnyThreadCount) {
@@ -183,7 +202,8 @@ TEST(SparseAttention, ARowHasTheSameBitsAloneInAnyBatchAndAtAnyThreadCount) {
       EXPECT_EQ(AttentionCase(shape, batch, true).Run(stream), expected) << threads << " threads";
       for (const auto& [key, row] : expected) {
         const Outputs alone = AttentionCase(shape, {{key.first, key.second, 1}}, true).Run(stream);
-        EXPECT_EQ(alone.at(key), row) << "alone, position " << key.second << ", " << threads << " threads";
+        EXPECT_EQ(alone.at(key), row)
+            << "alone, position " << key.second << ", " << threads << " threads";
       }
     }
     const Outputs reversed = AttentionCase(shape, {batch[2], batch[1], batch[0]}, true).Run(one);
@@ -191,8 +211,19 @@ TEST(SparseAttention, ARowHasTheSameBitsAloneInAnyBatchAndAtAnyThreadCount) {
   }
 }
 
+TEST(SparseAttention, TheLowestLevelRunsTheReference) {
+  AttentionCase test(kOdd, {{1, 60, 3}}, true);
+  Stream stream(1);
+  stream.set_use_reference(true);
+  const Outputs expected = test.Run(stream);
+  stream.set_use_reference(false);
+  stream.set_cpu_level(CpuLevel::kScalar);
+  EXPECT_EQ(test.Run(stream), expected);
+}
+
 TEST(SparseAttention, ChunkBoundariesDoNotChangeBits) {
-  // The window of a row comes from the step's own records or from the ring, depending on where the chunk starts.
+  // The window of a row comes from the step's own records or from the ring, depending on where the
+  // chunk starts.
   for (bool compressed : {false, true}) {
     Stream stream(2);
     const Outputs whole = AttentionCase(kTiny, {{9, 0, 33}}, compressed).Run(stream);
@@ -205,7 +236,8 @@ TEST(SparseAttention, ChunkBoundariesDoNotChangeBits) {
 }
 
 TEST(SparseAttention, OneKeyWithoutSinkReturnsItsValue) {
-  // A softmax over one key is 1; with the sink far below, the output is the key itself, rotated back.
+  // A softmax over one key is 1; with the sink far below, the output is the key itself, rotated
+  // back.
   for (bool reference : {false, true}) {
     AttentionCase test(kTiny, {{1, 0, 1}}, false);
     SparseAttentionArgs& args = test.args();
@@ -238,7 +270,9 @@ TEST(SparseAttention, TheSinkAddsToTheDenominatorOnly) {
     DecodeQ8Record(args.window_records.Row<uint8_t>(0), kTiny.dim, key.data());
     test.Run(stream);
     for (int64_t i = 0; i < kTiny.dim - 2 * kTiny.pairs; ++i) {
-      EXPECT_NEAR(testing::Value(args.out, i), key[static_cast<size_t>(i)] / 4, std::fabs(key[static_cast<size_t>(i)]) / 500) << i;
+      EXPECT_NEAR(testing::Value(args.out, i), key[static_cast<size_t>(i)] / 4,
+                  std::fabs(key[static_cast<size_t>(i)]) / 500)
+          << i;
     }
   }
 }
@@ -252,7 +286,8 @@ TEST(SparseAttention, HugeScoresAndSinksStayFinite) {
     for (int64_t h = 0; h < kTiny.heads; ++h) test.args().sink.Row<float>(h)[0] = sink;
     Stream stream(1);
     test.Run(stream);
-    for (int64_t i = 0; i < 2 * kTiny.heads * kTiny.dim; ++i) ASSERT_TRUE(std::isfinite(testing::Value(test.args().out, i))) << i;
+    for (int64_t i = 0; i < 2 * kTiny.heads * kTiny.dim; ++i)
+      ASSERT_TRUE(std::isfinite(testing::Value(test.args().out, i))) << i;
   }
 }
 
