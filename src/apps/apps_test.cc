@@ -1,0 +1,97 @@
+// The commands as a user runs them, and their reports.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <array>
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "apps/inspect.h"
+#include "apps/print.h"
+
+namespace deepinfer {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::StartsWith;
+
+struct Outcome {
+  int status = -1;
+  std::string output;  // standard output and error
+};
+
+Outcome RunProgram(const std::string& arguments) {
+  Outcome outcome;
+  const std::string command = std::string(DI_BINARY_DIR "/deepinfer ") + arguments + " 2>&1";
+  FILE* pipe = ::popen(command.c_str(), "r");
+  if (pipe == nullptr) return outcome;
+  std::array<char, 4096> buffer;
+  while (const size_t count = std::fread(buffer.data(), 1, buffer.size(), pipe)) outcome.output.append(buffer.data(), count);
+  const int wait = ::pclose(pipe);
+  outcome.status = WIFEXITED(wait) ? WEXITSTATUS(wait) : -1;
+  return outcome;
+}
+
+TEST(Program, MakesATinyCheckpointAndInspectsIt) {
+  const std::filesystem::path dir = std::filesystem::temp_directory_path() / fmt::format("deepinfer_apps_{}", ::getpid());
+  std::filesystem::remove_all(dir);
+  const Outcome made = RunProgram("make-checkpoint --seed 5 " + dir.string());
+  EXPECT_EQ(made.status, 0) << made.output;
+  EXPECT_THAT(made.output, HasSubstr("Wrote 13.0 MB of weights"));
+  const Outcome again = RunProgram("make-checkpoint " + dir.string());
+  EXPECT_EQ(again.status, 1);
+  EXPECT_THAT(again.output, AllOf(StartsWith("deepinfer: error: "), HasSubstr("is not empty")));
+  const Outcome text = RunProgram("inspect " + dir.string());
+  EXPECT_EQ(text.status, 0) << text.output;
+  EXPECT_THAT(text.output, AllOf(HasSubstr("10 (6 encoder, 4 decoder), 3 draft"), HasSubstr("in 18 shards")));
+  const Outcome json = RunProgram("inspect --json " + dir.string());
+  EXPECT_EQ(json.status, 0) << json.output;
+  const nlohmann::json report = nlohmann::json::parse(json.output);
+  EXPECT_EQ(report["bytes"], 13045324);
+  EXPECT_EQ(report["memory"]["gpu"][0]["weight_bytes_per_rank"], 13045324);
+  EXPECT_EQ(report["config"]["layers"][8]["role"], "reindex");
+  std::filesystem::remove_all(dir);
+}
+
+TEST(Program, FailuresAndUsageErrorsHaveTheirStatus) {
+  const Outcome hub = RunProgram("inspect deepseek-ai/DeepSeek-V4.1-Flash");
+  EXPECT_EQ(hub.status, 1);
+  EXPECT_THAT(hub.output, AllOf(StartsWith("deepinfer: error: "), HasSubstr("Hugging Face hub")));
+  for (const char* arguments : {"", "inspect", "inspekt x", "inspect --no-such-option x", "make-checkpoint --layers 0 --preset slice /tmp/x",
+                                "make-checkpoint --layers 4 /tmp/x", "make-checkpoint --preset huge /tmp/x"}) {
+    const Outcome usage = RunProgram(arguments);
+    EXPECT_EQ(usage.status, 2) << arguments << ": " << usage.output;
+    EXPECT_THAT(usage.output, StartsWith("deepinfer: error: ")) << arguments;
+  }
+  EXPECT_EQ(RunProgram("--help").status, 0);
+  EXPECT_THAT(RunProgram("--version").output, StartsWith("deepinfer "));
+}
+
+TEST(Inspect, StateSizesFollowTheFormats) {
+  const Result<InspectReport> report = InspectCheckpoint(DI_TEST_DATA_DIR "/model/three/checkpoint");
+  ASSERT_TRUE(report) << report.error().message;
+  // Head 64, index 64: compressed 32 + 4 B, index key 32 + 2 B; one ratio-2 and one ratio-1 source.
+  EXPECT_EQ(report->kv_bytes_per_token, 70.0 / 2 + 70.0);
+  EXPECT_EQ(report->window_bytes, 6 * 8 * (64 + 2));
+  EXPECT_EQ(report->compressor_bytes, 2 * 64 * 4);
+  // Two ranks' worth: splitting leaves the replicated part on each.
+  EXPECT_LT(report->ranks[1].weight_bytes, report->ranks[0].weight_bytes);
+  EXPECT_GT(4 * report->ranks[1].weight_bytes, report->ranks[0].weight_bytes);
+}
+
+TEST(HumanBytes, HasThreeSignificantDigits) {
+  EXPECT_EQ(HumanBytes(0), "0 B");
+  EXPECT_EQ(HumanBytes(999), "999 B");
+  EXPECT_EQ(HumanBytes(1000), "1.00 kB");
+  EXPECT_EQ(HumanBytes(999949), "1.00 MB");
+  EXPECT_EQ(HumanBytes(13045324), "13.0 MB");
+  EXPECT_EQ(HumanBytes(510286023000), "510 GB");
+}
+
+}  // namespace
+}  // namespace deepinfer
