@@ -313,7 +313,6 @@ void ReadMessage(Reader& reader, const std::string& path, ondemand::value value,
 }
 
 void ReadMessages(Reader& reader, const std::string& path, ondemand::value value, std::vector<Message>* messages) {
-  std::vector<ondemand::value> unused;
   ondemand::array array;
   if (value.get(array) != simdjson::SUCCESS) {
     reader.Add(path, fmt::format("{} is not a list; allowed is a list of objects with role and content.", path));
@@ -380,6 +379,12 @@ void ReadId(Reader& reader, const std::string& field, ondemand::value value, std
   *id = LineId{std::move(text), false};
 }
 
+// Whether nothing follows the value that was read. This version of the parser tells so by having no location.
+bool AtEnd(ondemand::document& document) {
+  const char* location = nullptr;
+  return document.current_location().get(location) != simdjson::SUCCESS;
+}
+
 // The id of a line whose remainder may be anything.
 std::optional<LineId> FindId(ondemand::parser& parser, const simdjson::padded_string& json) {
   ondemand::document document;
@@ -433,7 +438,7 @@ ParsedLine<T> ParseLine(std::string_view line, std::string_view known, T* parsed
     return true;
   });
   if (!reader.broken()) {
-    if (!document.at_end()) reader.Add("", "the line goes on after its JSON object.");
+    if (!AtEnd(document)) reader.Add("", "the line goes on after its JSON object.");
     if (!has_id) reader.Add("id", "id is missing; every line needs one, a string or an integer.");
   }
   if (!reader.failed()) check();
@@ -581,7 +586,7 @@ Result<SamplingParams> ParseSamplingParams(std::string_view json) {
     reader.Syntax("sampling_params", code);
   } else {
     ReadSamplingParams(reader, "sampling_params", value, &params);
-    if (!reader.broken() && !document.at_end()) reader.Add("sampling_params", "sampling_params goes on after its JSON object.");
+    if (!reader.broken() && !AtEnd(document)) reader.Add("sampling_params", "sampling_params goes on after its JSON object.");
   }
   if (!reader.failed()) reader.AddAll(params.Validate());
   if (reader.failed()) return tl::unexpected<Error>(reader.TakeError());
