@@ -1,4 +1,5 @@
-// Input lines of every command: whatever the bytes are, parsing ends with a value or with an error that can be printed.
+// Input lines of every command: whatever the bytes are, parsing ends with a value or with an error
+// that can be printed.
 #include <cstdint>
 #include <cstdlib>
 #include <string_view>

@@ -24,7 +24,9 @@ constexpr char kModel[] = DI_TEST_DATA_DIR "/model/two";
 
 class GenerateTest : public ::testing::Test {
  protected:
-  GenerateTest() : dir_(std::filesystem::temp_directory_path() / ("deepinfer_generate_" + std::to_string(::getpid()))) {
+  GenerateTest()
+      : dir_(std::filesystem::temp_directory_path() /
+             ("deepinfer_generate_" + std::to_string(::getpid()))) {
     std::filesystem::create_directories(dir_);
   }
   ~GenerateTest() override {
@@ -77,11 +79,14 @@ Lines ThousandLines() {
   std::mt19937 rng(7);
   Lines lines;
   for (size_t i = 0; i < 1000; ++i) {
-    json line = {{"id", "line-" + std::to_string(i)}, {"sampling_params", {{"max_tokens", 1 + rng() % 8}, {"seed", i}}}};
+    json line = {{"id", "line-" + std::to_string(i)},
+                 {"sampling_params", {{"max_tokens", 1 + rng() % 8}, {"seed", i}}}};
     if (i % 5 == 0) {
       line["prompt"] = "The " + std::to_string(rng()) + " cats sat on the mat.";
     } else if (i % 5 == 1) {
-      line["messages"] = json::array({{{"role", "system"}, {"content", "Be brief."}}, {{"role", "user"}, {"content", "Hi, No. " + std::to_string(i)}}});
+      line["messages"] =
+          json::array({{{"role", "system"}, {"content", "Be brief."}},
+                       {{"role", "user"}, {"content", "Hi, No. " + std::to_string(i)}}});
     } else {
       line["prompt_token_ids"] = Prompt(rng, i % 50 == 2 ? 300 : 30);
     }
@@ -120,7 +125,8 @@ Lines ThousandLines() {
           field = "prompt_token_ids";
           break;
         case 6:
-          text = "{\"id\":\"line-" + std::to_string(i) + "\",\"prompt\":\"x\",\"sampling_params\":{\"temperature\":NaN}}";
+          text = "{\"id\":\"line-" + std::to_string(i) +
+                 "\",\"prompt\":\"x\",\"sampling_params\":{\"temperature\":NaN}}";
           field = "sampling_params.temperature";
           break;
         case 7:
@@ -147,7 +153,9 @@ TEST_F(GenerateTest, AThousandPromptsWithThirtyFaultyLinesGiveAThousandAnswersIn
   const Lines lines = ThousandLines();
   ASSERT_EQ(lines.faulty.size(), 30u);
   const std::string input = Write("in.jsonl", lines.text);
-  EXPECT_EQ(Shell(Generate("--input " + input + " --output " + Path("out.jsonl") + " 2> " + Path("log"))), 3);
+  EXPECT_EQ(
+      Shell(Generate("--input " + input + " --output " + Path("out.jsonl") + " 2> " + Path("log"))),
+      3);
   const std::vector<json> outputs = ReadLines(Path("out.jsonl"));
   ASSERT_EQ(outputs.size(), 1000u);
   for (size_t i = 0; i < outputs.size(); ++i) {
@@ -165,16 +173,19 @@ TEST_F(GenerateTest, AThousandPromptsWithThirtyFaultyLinesGiveAThousandAnswersIn
       for (const json& completion : output["outputs"]) {
         EXPECT_GE(completion["token_ids"].size(), 1u);
         EXPECT_EQ(completion["token_logprobs"].size(), completion["token_ids"].size());
-        EXPECT_TRUE(completion["finish_reason"] == "stop" || completion["finish_reason"] == "length");
+        EXPECT_TRUE(completion["finish_reason"] == "stop" ||
+                    completion["finish_reason"] == "length");
       }
     }
   }
   EXPECT_THAT(Read(Path("log")), HasSubstr("1000/1000 done (30 failed), prompt "));
   EXPECT_EQ(Read(Path("log")).find('\r'), std::string::npos);
 
-  // Right answers depend on nothing but the line: other batches, fewer threads and a small cache give the same bits.
+  // Right answers depend on nothing but the line: other batches, fewer threads and a small cache
+  // give the same bits.
   EXPECT_EQ(Shell(Generate("--input " + input + " --output " + Path("again.jsonl") +
-                           " --max-num-seqs 5 --max-num-batched-tokens 24 --threads 1 --cache-tokens 1280 --no-progress")),
+                           " --max-num-seqs 5 --max-num-batched-tokens 24 --threads 1 "
+                           "--cache-tokens 1280 --no-progress")),
             3);
   const std::vector<json> again = ReadLines(Path("again.jsonl"));
   ASSERT_EQ(again.size(), 1000u);
@@ -194,12 +205,18 @@ TEST_F(GenerateTest, GreedyOutputContinuesTheRecordedTokens) {
     expected[line["id"]] = std::vector<int>(prompt_end, ids.end());
     input += json{{"id", line["id"]},
                   {"prompt_token_ids", std::vector<int>(ids.begin(), prompt_end)},
-                  {"sampling_params", {{"temperature", 0}, {"ignore_eos", true}, {"max_tokens", ids.end() - prompt_end}, {"logprobs", 2}}}}
+                  {"sampling_params",
+                   {{"temperature", 0},
+                    {"ignore_eos", true},
+                    {"max_tokens", ids.end() - prompt_end},
+                    {"logprobs", 2}}}}
                  .dump() +
              "\n";
   }
   ASSERT_GE(expected.size(), 8u);
-  EXPECT_EQ(Shell(Generate("--no-progress --input " + Write("in.jsonl", input) + " --output " + Path("out.jsonl"))), 0);
+  EXPECT_EQ(Shell(Generate("--no-progress --input " + Write("in.jsonl", input) + " --output " +
+                           Path("out.jsonl"))),
+            0);
   for (const json& output : ReadLines(Path("out.jsonl"))) {
     const json& completion = output["outputs"][0];
     const std::vector<int> ids = completion["token_ids"];
@@ -209,7 +226,8 @@ TEST_F(GenerateTest, GreedyOutputContinuesTheRecordedTokens) {
       if (ids[i] == recorded_ids[i]) continue;
       // A near-tie may fall the other way; what follows is then another text.
       const json& top = completion["top_logprobs"][i];
-      EXPECT_LT(top[0].get<double>() - top[1].get<double>(), 0.02) << output["id"] << ", token " << i;
+      EXPECT_LT(top[0].get<double>() - top[1].get<double>(), 0.02)
+          << output["id"] << ", token " << i;
       EXPECT_EQ(completion["top_token_ids"][i][1], recorded_ids[i]);
       break;
     }
@@ -217,21 +235,29 @@ TEST_F(GenerateTest, GreedyOutputContinuesTheRecordedTokens) {
 }
 
 TEST_F(GenerateTest, ReadsStandardInputAndWritesStandardOutput) {
-  const std::string input = Write("in.jsonl", "\r\n{\"id\": 7, \"prompt\": \"the\", \"sampling_params\": {\"max_tokens\": 3}}");
-  EXPECT_EQ(Shell(Generate("--input - --output - < " + input + " > " + Path("out") + " 2> /dev/null")), 0);
+  const std::string input = Write(
+      "in.jsonl", "\r\n{\"id\": 7, \"prompt\": \"the\", \"sampling_params\": {\"max_tokens\": 3}}");
+  EXPECT_EQ(
+      Shell(Generate("--input - --output - < " + input + " > " + Path("out") + " 2> /dev/null")),
+      0);
   const std::vector<json> outputs = ReadLines(Path("out"));
   ASSERT_EQ(outputs.size(), 1u);
   EXPECT_EQ(outputs[0]["id"], 7);
-  EXPECT_EQ(Shell(Generate("--input " + Write("empty", "") + " > " + Path("out") + " 2> /dev/null")), 0);
+  EXPECT_EQ(
+      Shell(Generate("--input " + Write("empty", "") + " > " + Path("out") + " 2> /dev/null")), 0);
   EXPECT_EQ(Read(Path("out")), "");
 }
 
 TEST_F(GenerateTest, APromptOnTheCommandLinePrintsItsText) {
   const std::string params = R"('{"temperature": 0, "max_tokens": 12}')";
-  EXPECT_EQ(Shell(Generate("--prompt 'the cat' --sampling-params " + params + " > " + Path("text"))), 0);
+  EXPECT_EQ(
+      Shell(Generate("--prompt 'the cat' --sampling-params " + params + " > " + Path("text"))), 0);
   const std::string input = Write("in.jsonl", R"({"id": "a", "prompt": "the cat"})");
-  EXPECT_EQ(Shell(Generate("--no-progress --input " + input + " --output " + Path("out") + " --sampling-params " + params)), 0);
-  EXPECT_EQ(Read(Path("text")), ReadLines(Path("out")).at(0)["outputs"][0]["text"].get<std::string>() + "\n");
+  EXPECT_EQ(Shell(Generate("--no-progress --input " + input + " --output " + Path("out") +
+                           " --sampling-params " + params)),
+            0);
+  EXPECT_EQ(Read(Path("text")),
+            ReadLines(Path("out")).at(0)["outputs"][0]["text"].get<std::string>() + "\n");
 }
 
 TEST_F(GenerateTest, WrongUsageHasItsOwnStatusAndSentence) {
@@ -246,11 +272,16 @@ TEST_F(GenerateTest, WrongUsageHasItsOwnStatusAndSentence) {
 TEST_F(GenerateTest, AnInterruptKeepsWhatIsFinished) {
   std::string input;
   for (int i = 0; i < 20'000; ++i) {
-    input += json{{"id", i}, {"prompt_token_ids", {1, 2, 3}}, {"sampling_params", {{"max_tokens", 20}, {"ignore_eos", true}}}}.dump() + "\n";
+    input += json{{"id", i},
+                  {"prompt_token_ids", {1, 2, 3}},
+                  {"sampling_params", {{"max_tokens", 20}, {"ignore_eos", true}}}}
+                 .dump() +
+             "\n";
   }
-  const std::string command = Generate("--input " + Write("in.jsonl", input) + " --output " + Path("out.jsonl")) + " 2> " +
-                              Path("log") + " & pid=$!; while [ ! -s " + Path("out.jsonl") +
-                              " ]; do sleep 0.05; kill -0 $pid || exit 99; done; kill -INT $pid; wait $pid";
+  const std::string command =
+      Generate("--input " + Write("in.jsonl", input) + " --output " + Path("out.jsonl")) + " 2> " +
+      Path("log") + " & pid=$!; while [ ! -s " + Path("out.jsonl") +
+      " ]; do sleep 0.05; kill -0 $pid || exit 99; done; kill -INT $pid; wait $pid";
   EXPECT_EQ(Shell(command), 130);
   const std::vector<json> outputs = ReadLines(Path("out.jsonl"));
   EXPECT_GE(outputs.size(), 1u);

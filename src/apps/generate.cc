@@ -17,12 +17,13 @@
 namespace deepinfer {
 namespace {
 
-// Everything that was read, before anything runs: requests in order, and where in the output each belongs.
+// Everything that was read, before anything runs: requests in order, and where in the output each
+// belongs.
 struct Batch {
   std::vector<Request> requests;
-  std::vector<LineId> ids;        // of the requests
-  std::vector<int64_t> places;    // of the requests, in the output
-  std::vector<int64_t> lines;     // of the requests, in the input
+  std::vector<LineId> ids;                                   // of the requests
+  std::vector<int64_t> places;                               // of the requests, in the output
+  std::vector<int64_t> lines;                                // of the requests, in the input
   std::vector<std::pair<int64_t, std::string>> error_lines;  // place and line of what cannot run
   int64_t total = 0;
 };
@@ -36,7 +37,8 @@ Result<Batch> ReadBatch(const std::string& path, const SamplingParams& defaults)
     if (!line.has_value()) return batch;
     const int64_t place = batch.total++;
     if (line->too_long) {
-      const Error error{Code::kInvalidArgument, fmt::format("the line is longer than {} bytes.", kMaxLineBytes), ""};
+      const Error error{Code::kInvalidArgument,
+                        fmt::format("the line is longer than {} bytes.", kMaxLineBytes), ""};
       batch.error_lines.emplace_back(place, ErrorLine(std::nullopt, line->number, error));
       continue;
     }
@@ -84,8 +86,10 @@ int RunFile(LLM& llm, const GenerateOptions& options, const SamplingParams& defa
   Result<Batch> batch = ReadBatch(options.input, defaults);
   if (!batch.has_value()) return PrintError(batch.error());
   std::error_code ignored;
-  if (options.input != "-" && options.output != "-" && std::filesystem::equivalent(options.input, options.output, ignored)) {
-    return PrintError({Code::kInvalidArgument, "input and output are the same file; the input would be lost.", "output"});
+  if (options.input != "-" && options.output != "-" &&
+      std::filesystem::equivalent(options.input, options.output, ignored)) {
+    return PrintError({Code::kInvalidArgument,
+                       "input and output are the same file; the input would be lost.", "output"});
   }
   Result<OrderedWriter> writer = OrderedWriter::Create(options.output);
   if (!writer.has_value()) return PrintError(writer.error());
@@ -100,7 +104,9 @@ int RunFile(LLM& llm, const GenerateOptions& options, const SamplingParams& defa
   sample.failed = sample.done = static_cast<int64_t>(batch->error_lines.size());
 
   const auto start = std::chrono::steady_clock::now();
-  const auto elapsed = [&] { return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count(); };
+  const auto elapsed = [&] {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  };
   ProgressLine progress_line("generate");
   GenerateCallbacks callbacks;
   callbacks.on_finished = [&](size_t index, const RequestOutput& output) {
@@ -108,8 +114,9 @@ int RunFile(LLM& llm, const GenerateOptions& options, const SamplingParams& defa
     ++sample.done;
     if (Failed(output)) ++sample.failed;
     const LineId& id = batch->ids[index];
-    put(batch->places[index], output.error.has_value() ? ErrorLine(id, batch->lines[index], InLine(*output.error))
-                                                       : OutputLine(id, output));
+    put(batch->places[index], output.error.has_value()
+                                  ? ErrorLine(id, batch->lines[index], InLine(*output.error))
+                                  : OutputLine(id, output));
   };
   callbacks.on_progress = [&](const Progress& progress) {
     sample.prompt_tokens = progress.prompt_tokens;
@@ -124,7 +131,8 @@ int RunFile(LLM& llm, const GenerateOptions& options, const SamplingParams& defa
   if (options.show_progress) progress_line.Finish(sample);
   if (!written.has_value()) return PrintError(written.error());
   if (sample.done < sample.total && Interrupted()) {
-    fmt::print(stderr, "deepinfer: interrupted; {} of {} lines are finished and written.\n", sample.done, sample.total);
+    fmt::print(stderr, "deepinfer: interrupted; {} of {} lines are finished and written.\n",
+               sample.done, sample.total);
     return kExitInterrupted;
   }
   return sample.failed > 0 ? kExitSomeLinesFailed : kExitOk;
@@ -132,7 +140,8 @@ int RunFile(LLM& llm, const GenerateOptions& options, const SamplingParams& defa
 
 int RunPrompt(LLM& llm, const GenerateOptions& options, const SamplingParams& params) {
   if (params.n != 1) {
-    return PrintError({Code::kInvalidArgument, fmt::format("n is {}; --prompt prints one completion.", params.n), "n"});
+    return PrintError({Code::kInvalidArgument,
+                       fmt::format("n is {}; --prompt prints one completion.", params.n), "n"});
   }
   Request request;
   request.sampling_params = params;
@@ -144,11 +153,13 @@ int RunPrompt(LLM& llm, const GenerateOptions& options, const SamplingParams& pa
   bool written = true;
   GenerateCallbacks callbacks;
   callbacks.on_text = [&](const StreamEvent& event) {
-    written = written && std::fwrite(event.text.data(), 1, event.text.size(), stdout) == event.text.size();
+    written = written &&
+              std::fwrite(event.text.data(), 1, event.text.size(), stdout) == event.text.size();
     written = written && std::fflush(stdout) == 0;
   };
   callbacks.on_progress = [&](const Progress&) { return written && !Interrupted(); };
-  const std::vector<RequestOutput> outputs = llm.Generate(std::span<const Request>(&request, 1), callbacks);
+  const std::vector<RequestOutput> outputs =
+      llm.Generate(std::span<const Request>(&request, 1), callbacks);
   if (outputs[0].error.has_value()) return PrintError(*outputs[0].error);
   written = std::fputc('\n', stdout) != EOF && std::fflush(stdout) == 0 && written;
   if (outputs[0].outputs[0].error.has_value()) return PrintError(*outputs[0].outputs[0].error);
@@ -164,7 +175,8 @@ int RunGenerate(const GenerateOptions& options) {
   CatchInterrupts();
   Result<std::unique_ptr<LLM>> llm = LLM::Load(options.llm);
   if (!llm.has_value()) return PrintError(llm.error());
-  return options.input.empty() ? RunPrompt(**llm, options, *defaults) : RunFile(**llm, options, *defaults);
+  return options.input.empty() ? RunPrompt(**llm, options, *defaults)
+                               : RunFile(**llm, options, *defaults);
 }
 
 }  // namespace deepinfer

@@ -1,4 +1,5 @@
-// Lets a long command end in good order when the user presses Ctrl-C: the first signal is noted, the second kills as usual.
+// Lets a long command end in good order when the user presses Ctrl-C: the first signal is noted,
+// the second kills as usual.
 #pragma once
 
 namespace deepinfer {

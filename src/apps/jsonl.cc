@@ -29,8 +29,8 @@ std::string Dump(const Json& json) {
 }
 
 // Lists of numbers side by side, one entry per token.
-void AddLogprobs(Json& json, const std::vector<TokenLogprobs>& entries, const std::string& prefix, const std::string& own,
-                 bool with_top) {
+void AddLogprobs(Json& json, const std::vector<TokenLogprobs>& entries, const std::string& prefix,
+                 const std::string& own, bool with_top) {
   Json logprobs = Json::array();
   Json ranks = Json::array();
   Json top_ids = Json::array();
@@ -55,16 +55,15 @@ void AddLogprobs(Json& json, const std::vector<TokenLogprobs>& entries, const st
 }
 
 bool HasTop(const std::vector<TokenLogprobs>& entries) {
-  return std::any_of(entries.begin(), entries.end(), [](const TokenLogprobs& entry) { return !entry.top.empty(); });
+  return std::any_of(entries.begin(), entries.end(),
+                     [](const TokenLogprobs& entry) { return !entry.top.empty(); });
 }
 
 Json CompletionJson(const CompletionOutput& output) {
-  Json json = {{"index", output.index},
-               {"text", output.text},
-               {"token_ids", output.token_ids},
-               {"finish_reason", FinishReasonName(output.finish_reason)},
-               {"stop_reason", nullptr},
-               {"seq_seed", output.seq_seed}};
+  Json json = {
+      {"index", output.index},         {"text", output.text},
+      {"token_ids", output.token_ids}, {"finish_reason", FinishReasonName(output.finish_reason)},
+      {"stop_reason", nullptr},        {"seq_seed", output.seq_seed}};
   if (const auto* text = std::get_if<std::string>(&output.stop_reason)) json["stop_reason"] = *text;
   if (const auto* id = std::get_if<int64_t>(&output.stop_reason)) json["stop_reason"] = *id;
   if (!output.logprobs.empty()) {
@@ -91,12 +90,15 @@ Result<LineReader> LineReader::Open(const std::string& path, size_t max_line_byt
   }
   struct ::stat status = {};
   if (::stat(path.c_str(), &status) == 0 && S_ISDIR(status.st_mode)) {
-    return Fail(Code::kInvalidArgument, fmt::format("the input {} is a directory; a file of JSON lines is expected.", Quoted(path)));
+    return Fail(Code::kInvalidArgument,
+                fmt::format("the input {} is a directory; a file of JSON lines is expected.",
+                            Quoted(path)));
   }
   reader.file_.reset(std::fopen(path.c_str(), "rb"));
   if (reader.file_ == nullptr) {
-    return Fail(errno == ENOENT ? Code::kNotFound : Code::kInvalidArgument,
-                fmt::format("the input {} cannot be read: {}.", Quoted(path), std::strerror(errno)));
+    return Fail(
+        errno == ENOENT ? Code::kNotFound : Code::kInvalidArgument,
+        fmt::format("the input {} cannot be read: {}.", Quoted(path), std::strerror(errno)));
   }
   return reader;
 }
@@ -114,7 +116,8 @@ Result<std::optional<InputLine>> LineReader::Next() {
       if (!line.too_long) line.text += static_cast<char>(c);
     }
     if (c == EOF && std::ferror(file_.get()) != 0) {
-      return Fail(Code::kDataLoss, fmt::format("reading {} failed in line {}: {}.", Quoted(path_), number_, std::strerror(errno)));
+      return Fail(Code::kDataLoss, fmt::format("reading {} failed in line {}: {}.", Quoted(path_),
+                                               number_, std::strerror(errno)));
     }
     if (!any) return std::nullopt;
     if (line.too_long) {
@@ -130,18 +133,24 @@ Status IdRegister::Add(const LineId& id, int64_t line) {
   const auto [entry, added] = line_of_.try_emplace((id.is_integer ? "#" : "$") + id.text, line);
   if (added) return {};
   return Fail(Code::kInvalidArgument,
-              fmt::format("id {} was used in line {} already; every line needs its own.", Quoted(id.text), entry->second), "id");
+              fmt::format("id {} was used in line {} already; every line needs its own.",
+                          Quoted(id.text), entry->second),
+              "id");
 }
 
 std::string ErrorLine(const std::optional<LineId>& id, int64_t line, const Error& error) {
-  return Dump({{"id", id.has_value() ? IdJson(*id) : Json(nullptr)}, {"line", line}, {"error", ErrorJson(error)}});
+  return Dump({{"id", id.has_value() ? IdJson(*id) : Json(nullptr)},
+               {"line", line},
+               {"error", ErrorJson(error)}});
 }
 
 std::string OutputLine(const LineId& id, const RequestOutput& output) {
   Json json = {{"id", IdJson(id)}, {"outputs", Json::array()}};
-  for (const CompletionOutput& completion : output.outputs) json["outputs"].push_back(CompletionJson(completion));
+  for (const CompletionOutput& completion : output.outputs)
+    json["outputs"].push_back(CompletionJson(completion));
   if (!output.prompt_logprobs.empty()) {
-    AddLogprobs(json, output.prompt_logprobs, "prompt_", "logprobs", HasTop(output.prompt_logprobs));
+    AddLogprobs(json, output.prompt_logprobs, "prompt_", "logprobs",
+                HasTop(output.prompt_logprobs));
   }
   json["usage"] = {{"prompt_tokens", output.usage.prompt_tokens},
                    {"completion_tokens", output.usage.completion_tokens},
@@ -170,20 +179,25 @@ Result<OrderedWriter> OrderedWriter::Create(const std::string& path) {
   writer.path_ = path;
   writer.file_.reset(path == "-" ? stdout : std::fopen(path.c_str(), "wb"));
   if (writer.file_ == nullptr) {
-    return Fail(Code::kInvalidArgument, fmt::format("the output {} cannot be written: {}.", Quoted(path), std::strerror(errno)));
+    return Fail(Code::kInvalidArgument, fmt::format("the output {} cannot be written: {}.",
+                                                    Quoted(path), std::strerror(errno)));
   }
   return writer;
 }
 
 Status OrderedWriter::Write(const std::string& line) {
-  if (std::fwrite(line.data(), 1, line.size(), file_.get()) == line.size() && std::fputc('\n', file_.get()) != EOF) return {};
-  return Fail(Code::kResourceExhausted, fmt::format("writing {} failed: {}.", Quoted(path_), std::strerror(errno)));
+  if (std::fwrite(line.data(), 1, line.size(), file_.get()) == line.size() &&
+      std::fputc('\n', file_.get()) != EOF)
+    return {};
+  return Fail(Code::kResourceExhausted,
+              fmt::format("writing {} failed: {}.", Quoted(path_), std::strerror(errno)));
 }
 
 Status OrderedWriter::Put(int64_t place, std::string line) {
   waiting_.emplace(place, std::move(line));
   bool wrote = false;
-  for (auto entry = waiting_.find(next_place_); entry != waiting_.end(); entry = waiting_.find(next_place_)) {
+  for (auto entry = waiting_.find(next_place_); entry != waiting_.end();
+       entry = waiting_.find(next_place_)) {
     DI_RETURN_IF_ERROR(Write(entry->second));
     waiting_.erase(entry);
     ++next_place_;
@@ -191,7 +205,8 @@ Status OrderedWriter::Put(int64_t place, std::string line) {
   }
   // Finished lines survive whatever happens to the process.
   if (wrote && std::fflush(file_.get()) != 0) {
-    return Fail(Code::kResourceExhausted, fmt::format("writing {} failed: {}.", Quoted(path_), std::strerror(errno)));
+    return Fail(Code::kResourceExhausted,
+                fmt::format("writing {} failed: {}.", Quoted(path_), std::strerror(errno)));
   }
   return {};
 }
@@ -203,7 +218,8 @@ Status OrderedWriter::Finish() {
   for (const int64_t place : places) DI_RETURN_IF_ERROR(Write(waiting_.at(place)));
   waiting_.clear();
   if (std::fflush(file_.get()) == 0) return {};
-  return Fail(Code::kResourceExhausted, fmt::format("writing {} failed: {}.", Quoted(path_), std::strerror(errno)));
+  return Fail(Code::kResourceExhausted,
+              fmt::format("writing {} failed: {}.", Quoted(path_), std::strerror(errno)));
 }
 
 }  // namespace deepinfer

@@ -1,9 +1,10 @@
-// Files of JSON lines: reading them line by line, turning a line into a typed value, and writing results in input order. Whatever
-// is wrong with a line becomes an Error that names the field; no line can harm another. Used by the commands generate, tokenize,
-// detokenize and logits.
+// Files of JSON lines: reading them line by line, turning a line into a typed value, and writing
+// results in input order. Whatever is wrong with a line becomes an Error that names the field; no
+// line can harm another. Used by the commands generate, tokenize, detokenize and logits.
 //
-// A line ends with "\n" or "\r\n"; the last one may lack it. Blank lines are skipped. Parsing is strict: unknown fields,
-// fields given twice, wrong types and anything that is not JSON in UTF-8 are refused.
+// A line ends with "\n" or "\r\n"; the last one may lack it. Blank lines are skipped. Parsing is
+// strict: unknown fields, fields given twice, wrong types and anything that is not JSON in UTF-8
+// are refused.
 #pragma once
 
 #include <cstdint>
@@ -25,8 +26,8 @@ namespace deepinfer {
 inline constexpr size_t kMaxLineBytes = size_t{256} << 20;
 
 struct InputLine {
-  int64_t number = 0;  // counted from 1, blank lines included
-  std::string text;    // without its line end
+  int64_t number = 0;     // counted from 1, blank lines included
+  std::string text;       // without its line end
   bool too_long = false;  // text is then empty
 };
 
@@ -76,8 +77,9 @@ struct LogitsLine {
   std::vector<int64_t> chunks;  // empty: not given
 };
 
-// {"id", one of "prompt", "prompt_token_ids", "messages", "sampling_params"?, "thinking_mode"?, "reasoning_effort"?}. Parameters
-// that the line does not give come from `defaults`. Ranges of sampling parameters are checked too, token ids are not.
+// {"id", one of "prompt", "prompt_token_ids", "messages", "sampling_params"?, "thinking_mode"?,
+// "reasoning_effort"?}. Parameters that the line does not give come from `defaults`. Ranges of
+// sampling parameters are checked too, token ids are not.
 ParsedLine<Request> ParseGenerateLine(std::string_view line, const SamplingParams& defaults = {});
 ParsedLine<TextLine> ParseTextLine(std::string_view line);      // {"id", "text"}
 ParsedLine<IdsLine> ParseIdsLine(std::string_view line);        // {"id", "ids"}
@@ -86,7 +88,8 @@ ParsedLine<LogitsLine> ParseLogitsLine(std::string_view line);  // {"id", "token
 // A JSON object with the fields of sampling_params.
 Result<SamplingParams> ParseSamplingParams(std::string_view json);
 
-// Remembers which ids have been seen. Results could not be told apart otherwise, so a repeated id is an error.
+// Remembers which ids have been seen. Results could not be told apart otherwise, so a repeated id
+// is an error.
 class IdRegister {
  public:
   Status Add(const LineId& id, int64_t line);
@@ -95,7 +98,8 @@ class IdRegister {
   std::unordered_map<std::string, int64_t> line_of_;
 };
 
-// {"id": ..., "line": n, "error": {"code", "field", "message"}}, the form of every failed line. No id: null.
+// {"id": ..., "line": n, "error": {"code", "field", "message"}}, the form of every failed line. No
+// id: null.
 std::string ErrorLine(const std::optional<LineId>& id, int64_t line, const Error& error);
 // {"id": ..., "outputs": [...], "usage": {...}, "timings": {...}}; docs/generate.md has the fields.
 std::string OutputLine(const LineId& id, const RequestOutput& output);
@@ -105,7 +109,8 @@ std::string TextOutputLine(const LineId& id, const std::string& text);
 // Writes lines in the order of their places, each as soon as all before it are there.
 class OrderedWriter {
  public:
-  // "-" is the standard output. An existing file is replaced. Errors: kInvalidArgument when the file cannot be created.
+  // "-" is the standard output. An existing file is replaced. Errors: kInvalidArgument when the
+  // file cannot be created.
   static Result<OrderedWriter> Create(const std::string& path);
 
   // Errors: kResourceExhausted when writing fails, for instance because the disk is full.

@@ -18,7 +18,8 @@ class TemporaryFile {
  public:
   explicit TemporaryFile(const std::string& content = {}) {
     static int count = 0;
-    path = std::filesystem::temp_directory_path() / fmt::format("deepinfer_jsonl_{}_{}", ::getpid(), count++);
+    path = std::filesystem::temp_directory_path() /
+           fmt::format("deepinfer_jsonl_{}_{}", ::getpid(), count++);
     std::ofstream(path, std::ios::binary) << content;
   }
   ~TemporaryFile() {
@@ -55,7 +56,8 @@ TEST(LineReader, SkipsBlankLinesAndTakesEitherLineEnd) {
 }
 
 TEST(LineReader, ALineThatIsTooLongHarmsNoOther) {
-  const std::vector<InputLine> lines = ReadAll(std::string(101, 'x') + "\n" + std::string(100, 'y') + "\n");
+  const std::vector<InputLine> lines =
+      ReadAll(std::string(101, 'x') + "\n" + std::string(100, 'y') + "\n");
   ASSERT_EQ(lines.size(), 2u);
   EXPECT_TRUE(lines[0].too_long);
   EXPECT_FALSE(lines[1].too_long);
@@ -104,7 +106,8 @@ TEST(ParseGenerateLine, ReadsEveryField) {
 }
 
 TEST(ParseGenerateLine, ReadsIdsMessagesAndIntegerIds) {
-  const auto ids = ParseGenerateLine(R"({"prompt_token_ids": [0, 5], "id": -3, "sampling_params": {"seed": -1}})");
+  const auto ids = ParseGenerateLine(
+      R"({"prompt_token_ids": [0, 5], "id": -3, "sampling_params": {"seed": -1}})");
   ASSERT_TRUE(ids.value.has_value());
   EXPECT_EQ(ids.id, (LineId{"-3", true}));
   EXPECT_EQ(std::get<std::vector<int64_t>>(ids.value->prompt), (std::vector<int64_t>{0, 5}));
@@ -122,7 +125,8 @@ TEST(ParseGenerateLine, ReadsIdsMessagesAndIntegerIds) {
 
 TEST(ParseGenerateLine, DefaultsHoldUntilTheLineSaysOtherwise) {
   const SamplingParams defaults = *ParseSamplingParams(R"({"temperature": 0.5, "max_tokens": 7})");
-  const auto parsed = ParseGenerateLine(R"({"id":"a","prompt":"x","sampling_params":{"temperature":0.25}})", defaults);
+  const auto parsed = ParseGenerateLine(
+      R"({"id":"a","prompt":"x","sampling_params":{"temperature":0.25}})", defaults);
   EXPECT_EQ(parsed.value->sampling_params.temperature, 0.25);
   EXPECT_EQ(parsed.value->sampling_params.max_tokens, 7);
 }
@@ -136,22 +140,38 @@ struct BadLine {
 
 TEST(ParseGenerateLine, EachFaultNamesItsField) {
   const BadLine cases[] = {
-      {R"({"id":"a","prompt":"x","sampling_params":{"temperature":NaN}})", "sampling_params.temperature", "'NaN'; allowed is a number"},
-      {R"({"id":"a","prompt":"x","sampling_params":{"temperature":-Infinity}})", "sampling_params.temperature", "Infinity"},
-      {R"({"id":"a","prompt":"x","sampling_params":{"temperature":1e999}})", "sampling_params.temperature", "1e999"},
-      {R"({"id":"a","prompt":"x","sampling_params":{"temperature":"hot"}})", "sampling_params.temperature", "a number"},
-      {R"({"sampling_params":{"temperature":-1},"id":"a","prompt":"x"})", "sampling_params.temperature", "-1"},
-      {R"({"id":"a","prompt":"x","sampling_params":{"top_k":0}})", "sampling_params.top_k", "1 ... 2147483647"},
-      {R"({"id":"a","prompt":"x","sampling_params":{"top_k":5.0}})", "sampling_params.top_k", "'5.0'; allowed is an integer"},
-      {R"({"id":"a","prompt":"x","sampling_params":{"top_k":99999999999999999999}})", "sampling_params.top_k", "an integer"},
-      {R"({"id":"a","prompt":"x","sampling_params":{"ignore_eos":1}})", "sampling_params.ignore_eos", "true or false"},
-      {R"({"id":"a","prompt":"x","sampling_params":{"stop":"end"}})", "sampling_params.stop", "a list"},
-      {R"({"id":"a","prompt":"x","sampling_params":{"stop":["a",5]}})", "sampling_params.stop[1]", "a string"},
-      {R"({"id":"a","prompt":"x","sampling_params":{"logit_bias":{"abc":1}}})", "sampling_params.logit_bias.abc", "keys are token ids"},
-      {R"({"id":"a","prompt":"x","sampling_params":{"logit_bias":{"7":1e9}}})", "sampling_params.logit_bias[7]", "-100 to 100"},
-      {R"({"id":"a","prompt":"x","sampling_params":{"seed":1,"seq_seed":2}})", "sampling_params.seq_seed", "same parameter"},
-      {R"({"id":"a","prompt":"x","sampling_params":{"temprature":1}})", "sampling_params.temprature", "not a known field; known are temperature"},
-      {R"({"id":"a","prompt":"x","sampling_params":[]})", "sampling_params", "a list; allowed is an object"},
+      {R"({"id":"a","prompt":"x","sampling_params":{"temperature":NaN}})",
+       "sampling_params.temperature", "'NaN'; allowed is a number"},
+      {R"({"id":"a","prompt":"x","sampling_params":{"temperature":-Infinity}})",
+       "sampling_params.temperature", "Infinity"},
+      {R"({"id":"a","prompt":"x","sampling_params":{"temperature":1e999}})",
+       "sampling_params.temperature", "1e999"},
+      {R"({"id":"a","prompt":"x","sampling_params":{"temperature":"hot"}})",
+       "sampling_params.temperature", "a number"},
+      {R"({"sampling_params":{"temperature":-1},"id":"a","prompt":"x"})",
+       "sampling_params.temperature", "-1"},
+      {R"({"id":"a","prompt":"x","sampling_params":{"top_k":0}})", "sampling_params.top_k",
+       "1 ... 2147483647"},
+      {R"({"id":"a","prompt":"x","sampling_params":{"top_k":5.0}})", "sampling_params.top_k",
+       "'5.0'; allowed is an integer"},
+      {R"({"id":"a","prompt":"x","sampling_params":{"top_k":99999999999999999999}})",
+       "sampling_params.top_k", "an integer"},
+      {R"({"id":"a","prompt":"x","sampling_params":{"ignore_eos":1}})",
+       "sampling_params.ignore_eos", "true or false"},
+      {R"({"id":"a","prompt":"x","sampling_params":{"stop":"end"}})", "sampling_params.stop",
+       "a list"},
+      {R"({"id":"a","prompt":"x","sampling_params":{"stop":["a",5]}})", "sampling_params.stop[1]",
+       "a string"},
+      {R"({"id":"a","prompt":"x","sampling_params":{"logit_bias":{"abc":1}}})",
+       "sampling_params.logit_bias.abc", "keys are token ids"},
+      {R"({"id":"a","prompt":"x","sampling_params":{"logit_bias":{"7":1e9}}})",
+       "sampling_params.logit_bias[7]", "-100 to 100"},
+      {R"({"id":"a","prompt":"x","sampling_params":{"seed":1,"seq_seed":2}})",
+       "sampling_params.seq_seed", "same parameter"},
+      {R"({"id":"a","prompt":"x","sampling_params":{"temprature":1}})",
+       "sampling_params.temprature", "not a known field; known are temperature"},
+      {R"({"id":"a","prompt":"x","sampling_params":[]})", "sampling_params",
+       "a list; allowed is an object"},
       {R"({"id":"a","prompt":"x","sampling_params":null})", "sampling_params", "an object"},
       {R"({"id":"a","promt":"x"})", "promt", "not a known field"},
       {R"({"id":"a"})", "prompt", "is missing"},
@@ -160,16 +180,20 @@ TEST(ParseGenerateLine, EachFaultNamesItsField) {
       {R"({"id":"a","prompt":"x","prompt_token_ids":[1]})", "prompt_token_ids", "both given"},
       {R"({"id":"a","prompt":"x","prompt":"y"})", "prompt", "given twice"},
       {R"({"id":"a","prompt_token_ids":[1,"2"]})", "prompt_token_ids[1]", "an integer"},
-      {R"({"id":"a","prompt_token_ids":[[1]]})", "prompt_token_ids[0]", "a list; allowed is an integer"},
+      {R"({"id":"a","prompt_token_ids":[[1]]})", "prompt_token_ids[0]",
+       "a list; allowed is an integer"},
       {R"({"id":"a","prompt_token_ids":"1"})", "prompt_token_ids", "a list"},
       {R"({"id":"a","messages":"hi"})", "messages", "not a list"},
       {R"({"id":"a","messages":[{"role":"user"}]})", "messages[0].content", "is missing"},
-      {R"({"id":"a","messages":[{"role":"user","content":["x"]}]})", "messages[0].content", "a string"},
-      {R"({"id":"a","messages":[{"role":"user","content":"x","name":"y"}]})", "messages[0].name", "known are role"},
+      {R"({"id":"a","messages":[{"role":"user","content":["x"]}]})", "messages[0].content",
+       "a string"},
+      {R"({"id":"a","messages":[{"role":"user","content":"x","name":"y"}]})", "messages[0].name",
+       "known are role"},
       {R"({"id":"a","prompt":"x","thinking_mode":"chat"})", "thinking_mode", "without messages"},
       {R"({"id":"a","messages":[],"reasoning_effort":0})", "reasoning_effort", "1 ... 100"},
       {"{\"id\":\"a\",\"prompt\":\"x\xff\"}", "prompt", "not UTF-8 at byte 21"},
-      {"{\"id\":\"a\",\"sampling_params\":{\"n\":1,\"stop\":[\"a\",\"b\xc3\"]},\"prompt\":\"x\"}", "sampling_params.stop[1]", "not UTF-8"},
+      {"{\"id\":\"a\",\"sampling_params\":{\"n\":1,\"stop\":[\"a\",\"b\xc3\"]},\"prompt\":\"x\"}",
+       "sampling_params.stop[1]", "not UTF-8"},
       {"{\"prompt\":\"\\\"\xed\xa0\x80\",\"id\":\"a\"}", "prompt", "not UTF-8"},
       {R"({"prompt":"x"})", "id", "id is missing", false},
       {R"({"id":"","prompt":"x"})", "id", "0 bytes", false},
@@ -187,7 +211,8 @@ TEST(ParseGenerateLine, EachFaultNamesItsField) {
   for (const BadLine& c : cases) {
     const auto parsed = ParseGenerateLine(c.line);
     ASSERT_FALSE(parsed.value.has_value()) << c.line;
-    EXPECT_EQ(parsed.value.error().field, c.field) << c.line << "\n" << parsed.value.error().message;
+    EXPECT_EQ(parsed.value.error().field, c.field) << c.line << "\n"
+                                                   << parsed.value.error().message;
     EXPECT_THAT(parsed.value.error().message, HasSubstr(c.says)) << c.line;
     EXPECT_EQ(parsed.id.has_value(), c.has_id) << c.line;
     EXPECT_EQ(parsed.value.error().code, Code::kInvalidArgument);
@@ -195,7 +220,8 @@ TEST(ParseGenerateLine, EachFaultNamesItsField) {
 }
 
 TEST(ParseGenerateLine, AllProblemsOfALineAreInItsMessage) {
-  const auto parsed = ParseGenerateLine(R"({"id":"a","prompt":5,"extra":1,"sampling_params":{"n":"x"}})");
+  const auto parsed =
+      ParseGenerateLine(R"({"id":"a","prompt":5,"extra":1,"sampling_params":{"n":"x"}})");
   const std::string& message = parsed.value.error().message;
   EXPECT_THAT(message, HasSubstr("prompt is '5'"));
   EXPECT_THAT(message, HasSubstr("'extra' is not a known field"));
@@ -203,7 +229,8 @@ TEST(ParseGenerateLine, AllProblemsOfALineAreInItsMessage) {
 }
 
 TEST(ParseGenerateLine, DeepNestingIsAnError) {
-  const std::string deep = R"({"id":"a","prompt":)" + std::string(100'000, '[') + std::string(100'000, ']') + "}";
+  const std::string deep =
+      R"({"id":"a","prompt":)" + std::string(100'000, '[') + std::string(100'000, ']') + "}";
   EXPECT_FALSE(ParseGenerateLine(deep).value.has_value());
 }
 
@@ -216,10 +243,14 @@ TEST(ParseOtherLines, ReadTheirFieldsAndNothingElse) {
   EXPECT_EQ(logits.value->chunks, (std::vector<int64_t>{2, 1}));
   EXPECT_TRUE(ParseLogitsLine(R"({"id":"p","token_ids":[1]})").value->chunks.empty());
   EXPECT_EQ(ParseLogitsLine(R"({"id":"p","token_ids":[]})").value.error().field, "token_ids");
-  EXPECT_EQ(ParseLogitsLine(R"({"id":"p","token_ids":[1,2],"chunks":[1]})").value.error().field, "chunks");
-  EXPECT_EQ(ParseLogitsLine(R"({"id":"p","token_ids":[1,2],"chunks":[1,2]})").value.error().field, "chunks[1]");
-  EXPECT_EQ(ParseLogitsLine(R"({"id":"p","token_ids":[1,2],"chunks":[0,2]})").value.error().field, "chunks[0]");
-  EXPECT_EQ(ParseLogitsLine(R"({"id":"p","token_ids":[1,2],"chunks":[]})").value.error().field, "chunks");
+  EXPECT_EQ(ParseLogitsLine(R"({"id":"p","token_ids":[1,2],"chunks":[1]})").value.error().field,
+            "chunks");
+  EXPECT_EQ(ParseLogitsLine(R"({"id":"p","token_ids":[1,2],"chunks":[1,2]})").value.error().field,
+            "chunks[1]");
+  EXPECT_EQ(ParseLogitsLine(R"({"id":"p","token_ids":[1,2],"chunks":[0,2]})").value.error().field,
+            "chunks[0]");
+  EXPECT_EQ(ParseLogitsLine(R"({"id":"p","token_ids":[1,2],"chunks":[]})").value.error().field,
+            "chunks");
 }
 
 TEST(IdRegister, RefusesARepeatedIdAndTellsWhereItWas) {
@@ -261,7 +292,8 @@ TEST(OutputLines, AreJsonWithTheDocumentedFields) {
   completion.finish_reason = FinishReason::kStop;
   completion.stop_reason = int64_t{1};
   completion.seq_seed = ~uint64_t{0};
-  completion.logprobs = {{-0.5f, 1, {{7, -0.5f}, {9, -1.0f}}}, {-9999.0f, 3, {{8, -0.25f}, {9, -2.0f}}}};
+  completion.logprobs = {{-0.5f, 1, {{7, -0.5f}, {9, -1.0f}}},
+                         {-9999.0f, 3, {{8, -0.25f}, {9, -2.0f}}}};
   completion.cumulative_logprob = -9999.5;
   output.outputs = {completion};
   output.prompt_logprobs = {{-2.0f, 4, {}}};
@@ -285,7 +317,8 @@ TEST(OutputLines, AreJsonWithTheDocumentedFields) {
 }
 
 TEST(OutputLines, ErrorsNameCodeFieldAndLine) {
-  const auto json = nlohmann::json::parse(ErrorLine(std::nullopt, 7, Error{Code::kInvalidArgument, "bad \xff byte", "prompt"}));
+  const auto json = nlohmann::json::parse(
+      ErrorLine(std::nullopt, 7, Error{Code::kInvalidArgument, "bad \xff byte", "prompt"}));
   EXPECT_TRUE(json["id"].is_null());
   EXPECT_EQ(json["line"], 7);
   EXPECT_EQ(json["error"]["code"], "invalid_argument");

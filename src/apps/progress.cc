@@ -22,16 +22,18 @@ std::string ProgressText(const ProgressSample& sample) {
   const double seconds = std::max(sample.seconds, 1e-3);
   std::string text = fmt::format("{}/{} done", sample.done, sample.total);
   if (sample.failed > 0) text += fmt::format(" ({} failed)", sample.failed);
-  text += fmt::format(", prompt {:.1f} tok/s, output {:.1f} tok/s", static_cast<double>(sample.prompt_tokens) / seconds,
+  text += fmt::format(", prompt {:.1f} tok/s, output {:.1f} tok/s",
+                      static_cast<double>(sample.prompt_tokens) / seconds,
                       static_cast<double>(sample.completion_tokens) / seconds);
   if (sample.done == sample.total) return text + fmt::format(", took {}", Duration(sample.seconds));
   if (sample.done == 0) return text;
-  return text + fmt::format(", {} left", Duration(sample.seconds / static_cast<double>(sample.done) *
-                                                  static_cast<double>(sample.total - sample.done)));
+  return text +
+         fmt::format(", {} left", Duration(sample.seconds / static_cast<double>(sample.done) *
+                                           static_cast<double>(sample.total - sample.done)));
 }
 
-ProgressLine::ProgressLine(std::string name) : name_(std::move(name)), terminal_(::isatty(STDERR_FILENO) == 1) {
-}
+ProgressLine::ProgressLine(std::string name)
+    : name_(std::move(name)), terminal_(::isatty(STDERR_FILENO) == 1) {}
 
 void ProgressLine::Update(const ProgressSample& sample) {
   if (sample.seconds - last_seconds_ < (terminal_ ? 0.2 : 10.0)) return;

@@ -1,4 +1,5 @@
-// The progress line of long jobs, on standard error: rewritten in place on a terminal, a plain line now and then elsewhere.
+// The progress line of long jobs, on standard error: rewritten in place on a terminal, a plain line
+// now and then elsewhere.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +16,8 @@ struct ProgressSample {
   double seconds = 0;  // since the start
 };
 
-// "120/1000 done (3 failed), prompt 812.4 tok/s, output 95.1 tok/s, 02:41 left". Rates are averages since the start.
+// "120/1000 done (3 failed), prompt 812.4 tok/s, output 95.1 tok/s, 02:41 left". Rates are averages
+// since the start.
 std::string ProgressText(const ProgressSample& sample);
 
 class ProgressLine {
