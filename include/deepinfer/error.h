@@ -1,5 +1,6 @@
-// Errors as values: what every function of the public interface returns when its input or its environment is at fault.
-// Part of the public interface; the engine's own sources include base/error.h, which adds macros and formatting.
+// Errors as values: what every function of the public interface returns when its input or its
+// environment is at fault. Part of the public interface; the engine's own sources include
+// base/error.h, which adds macros and formatting.
 #pragma once
 
 #include <string>

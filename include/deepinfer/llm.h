@@ -1,5 +1,5 @@
-// Text generation with a DeepSeek-V4.1-Flash checkpoint: load once, then hand in batches of requests. Part of the public
-// interface.
+// Text generation with a DeepSeek-V4.1-Flash checkpoint: load once, then hand in batches of
+// requests. Part of the public interface.
 //
 //   auto llm = deepinfer::LLM::Load({.model_dir = "/models/DeepSeek-V4.1-Flash"});
 //   if (!llm) { ... llm.error().message ... }
@@ -26,8 +26,8 @@ namespace deepinfer {
 
 // One turn of a conversation.
 struct Message {
-  std::string role;     // "system", "user" or "assistant"
-  std::string content;  // UTF-8, may be empty
+  std::string role;                              // "system", "user" or "assistant"
+  std::string content;                           // UTF-8, may be empty
   std::optional<std::string> reasoning_content;  // of an earlier answer
 };
 
@@ -39,8 +39,8 @@ struct Chat {
 
 struct Request {
   std::string id;  // returned in the output; not interpreted
-  // A text (special tokens are recognised in it, and the beginning-of-sentence token is put in front unless it is there), token ids
-  // as they are, or a conversation.
+  // A text (special tokens are recognised in it, and the beginning-of-sentence token is put in
+  // front unless it is there), token ids as they are, or a conversation.
   std::variant<std::string, std::vector<int64_t>, Chat> prompt;
   SamplingParams sampling_params;
 };
@@ -53,11 +53,13 @@ enum class NumericsProfile : uint8_t {
 struct LLMOptions {
   std::string model_dir;  // checkpoint directory as published
   NumericsProfile numerics = NumericsProfile::kProduction;
-  int num_threads = 0;            // 0: one per core this process may use; at most 1,024
-  int64_t max_model_len = 0;      // prompt + output of a request; 0: what the model supports and the cache holds
-  int64_t max_num_seqs = 64;      // sequences that run at once; 1 ... 4,096
+  int num_threads = 0;  // 0: one per core this process may use; at most 1,024
+  int64_t max_model_len =
+      0;  // prompt + output of a request; 0: what the model supports and the cache holds
+  int64_t max_num_seqs = 64;             // sequences that run at once; 1 ... 4,096
   int64_t max_num_batched_tokens = 512;  // rows of a step; max_num_seqs ... 1,048,576
-  int64_t cache_tokens = 0;       // capacity of the cache over all sequences; 0: chosen from the machine's memory
+  int64_t cache_tokens =
+      0;  // capacity of the cache over all sequences; 0: chosen from the machine's memory
 
   // Every problem, each with the field's name.
   std::vector<Error> Validate() const;
@@ -65,9 +67,9 @@ struct LLMOptions {
 
 // A piece of output. Views are valid during the callback.
 struct StreamEvent {
-  size_t request = 0;      // index into the requests
-  int64_t completion = 0;  // 0 ... n-1
-  std::string_view text;   // new text: whole characters only
+  size_t request = 0;                                // index into the requests
+  int64_t completion = 0;                            // 0 ... n-1
+  std::string_view text;                             // new text: whole characters only
   std::span<const int32_t> token_ids;                // new tokens
   FinishReason finish_reason = FinishReason::kNone;  // set in the completion's last event
 };
@@ -83,10 +85,11 @@ struct Progress {
 // All callbacks run on the thread that called Generate; empty ones are skipped.
 struct GenerateCallbacks {
   std::function<void(const StreamEvent&)> on_text;
-  // A request has ended; `index` is its place. Called once per request, in the order in which they end.
+  // A request has ended; `index` is its place. Called once per request, in the order in which they
+  // end.
   std::function<void(size_t index, const RequestOutput& output)> on_finished;
-  // After each step. Returning false stops: requests that have begun end with FinishReason::kAbort, the others with an error of
-  // code kCancelled.
+  // After each step. Returning false stops: requests that have begun end with FinishReason::kAbort,
+  // the others with an error of code kCancelled.
   std::function<bool(const Progress&)> on_progress;
 };
 
@@ -98,11 +101,14 @@ class LLM {
   LLM(const LLM&) = delete;
   LLM& operator=(const LLM&) = delete;
 
-  // Runs all requests and returns one output for each, in their order. What is wrong with a request is reported in its output
-  // alone: RequestOutput::error if it could not start, else CompletionOutput::error. One call at a time.
-  std::vector<RequestOutput> Generate(std::span<const Request> requests, const GenerateCallbacks& callbacks = {});
+  // Runs all requests and returns one output for each, in their order. What is wrong with a request
+  // is reported in its output alone: RequestOutput::error if it could not start, else
+  // CompletionOutput::error. One call at a time.
+  std::vector<RequestOutput> Generate(std::span<const Request> requests,
+                                      const GenerateCallbacks& callbacks = {});
 
-  // Text to ids without a beginning-of-sentence token; with `parse_special`, special tokens in the text are recognised.
+  // Text to ids without a beginning-of-sentence token; with `parse_special`, special tokens in the
+  // text are recognised.
   Result<std::vector<int32_t>> Encode(std::string_view text, bool parse_special = true) const;
   // Ids to text; what is not UTF-8 becomes U+FFFD.
   std::string Decode(std::span<const int32_t> ids, bool skip_special_tokens = false) const;

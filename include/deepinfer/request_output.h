@@ -23,7 +23,8 @@ enum class FinishReason : uint8_t {
 // "stop", "length", "abort", "error"; "" for kNone.
 std::string_view FinishReasonName(FinishReason reason);
 
-// Log-probabilities are natural logarithms; what is impossible is reported as kLogprobFloor, never as an infinity.
+// Log-probabilities are natural logarithms; what is impossible is reported as kLogprobFloor, never
+// as an infinity.
 inline constexpr float kLogprobFloor = -9999.0f;
 
 struct TokenLogprob {
@@ -31,21 +32,23 @@ struct TokenLogprob {
   float logprob = 0;
 };
 
-// One token's log-probability and its most likely alternatives, most likely first, equals by ascending id.
+// One token's log-probability and its most likely alternatives, most likely first, equals by
+// ascending id.
 struct TokenLogprobs {
   float logprob = 0;  // of the token itself
   int64_t rank = 0;   // 1 + the number of tokens that were strictly more likely
-  std::vector<TokenLogprob> top;  // as many as asked for; contains the token itself only when it is among them
+  std::vector<TokenLogprob>
+      top;  // as many as asked for; contains the token itself only when it is among them
 };
 
 struct CompletionOutput {
-  int64_t index = 0;  // 0 ... n-1
-  std::string text;   // always valid UTF-8
+  int64_t index = 0;               // 0 ... n-1
+  std::string text;                // always valid UTF-8
   std::vector<int32_t> token_ids;  // end tokens included
   FinishReason finish_reason = FinishReason::kNone;
   // The stop string or the end token's id; empty unless finish_reason is kStop.
   std::variant<std::monostate, std::string, int64_t> stop_reason;
-  uint64_t seq_seed = 0;  // reproduces this completion
+  uint64_t seq_seed = 0;                // reproduces this completion
   std::vector<TokenLogprobs> logprobs;  // one per token id, or empty when not asked for
   double cumulative_logprob = 0;        // sum over the output tokens; 0 when not asked for
   std::optional<Error> error;           // present when finish_reason is kError
@@ -54,7 +57,7 @@ struct CompletionOutput {
 struct Usage {
   int64_t prompt_tokens = 0;
   int64_t completion_tokens = 0;  // over all completions
-  int64_t preemptions = 0;        // how often a completion was recomputed because cache memory ran out
+  int64_t preemptions = 0;  // how often a completion was recomputed because cache memory ran out
 };
 
 // Seconds of wall time, measured from the moment the request was handed in.
@@ -69,7 +72,8 @@ struct RequestOutput {
   // A request that could not start: nothing else but the id is filled.
   std::optional<Error> error;
   std::vector<CompletionOutput> outputs;  // by index
-  // Entry i belongs to prompt token i + 1 (the first token has no distribution); empty when not asked for.
+  // Entry i belongs to prompt token i + 1 (the first token has no distribution); empty when not
+  // asked for.
   std::vector<TokenLogprobs> prompt_logprobs;
   std::vector<int32_t> prompt_token_ids;
   Usage usage;

@@ -1,5 +1,6 @@
-// How the tokens of one request are chosen and when it ends. Defaults are neutral: temperature 1, no filter, no penalty.
-// docs/sampling.md has the order of operations. Part of the public interface.
+// How the tokens of one request are chosen and when it ends. Defaults are neutral: temperature 1,
+// no filter, no penalty. docs/sampling.md has the order of operations. Part of the public
+// interface.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +16,8 @@ namespace deepinfer {
 // What reported log-probabilities describe.
 enum class LogprobsMode : uint8_t {
   kRaw,        // the model's own distribution: log-softmax of the unmodified logits
-  kProcessed,  // the distribution that was drawn from, after masks, penalties, temperature and filters
+  kProcessed,  // the distribution that was drawn from, after masks, penalties, temperature and
+               // filters
 };
 
 struct SamplingParams {
@@ -38,14 +40,16 @@ struct SamplingParams {
   std::map<int64_t, double> logit_bias;
   // When present, no other token can be drawn; not empty.
   std::optional<std::vector<int64_t>> allowed_token_ids;
-  // Texts, and token sequences, that must not appear in the output. Texts are turned into tokens with and without a
-  // leading space; other tokenisations of the same text are not caught.
+  // Texts, and token sequences, that must not appear in the output. Texts are turned into tokens
+  // with and without a leading space; other tokenisations of the same text are not caught.
   std::vector<std::string> bad_words;
   std::vector<std::vector<int64_t>> bad_words_token_ids;
 
-  // No end token can be drawn, and no stop string counts, before this many output tokens; 0 ... 2^31-1.
+  // No end token can be drawn, and no stop string counts, before this many output tokens; 0 ...
+  // 2^31-1.
   int64_t min_tokens = 0;
-  // Output tokens at most; 0 ... 2^31-1, absent: as many as the context has room for. 0 scores the prompt only.
+  // Output tokens at most; 0 ... 2^31-1, absent: as many as the context has room for. 0 scores the
+  // prompt only.
   std::optional<int64_t> max_tokens;
   // Output ends when one of these appears in the text; at most 64 of 1 ... 1,024 bytes.
   std::vector<std::string> stop;
@@ -58,20 +62,22 @@ struct SamplingParams {
 
   // Independent completions of the prompt; 1 ... 1,024.
   int64_t n = 1;
-  // 0: the log-probability of each output token; N: also the N most likely tokens'. Absent: none. 0 ... 1,000.
+  // 0: the log-probability of each output token; N: also the N most likely tokens'. Absent: none. 0
+  // ... 1,000.
   std::optional<int64_t> logprobs = 0;
   // The same for the prompt's tokens after the first. Absent: none.
   std::optional<int64_t> prompt_logprobs;
   LogprobsMode logprobs_mode = LogprobsMode::kRaw;
 
-  // The random numbers of a request depend on this and on token positions only. Absent: a fresh one is drawn for each
-  // request and reported in its output.
+  // The random numbers of a request depend on this and on token positions only. Absent: a fresh one
+  // is drawn for each request and reported in its output.
   std::optional<uint64_t> seq_seed;
   // Special tokens leave no text.
   bool skip_special_tokens = true;
 
-  // Every problem, in field order; empty when the parameters can be used. Each error's field is the parameter's name,
-  // and its message names the value and what is allowed. With `vocab_size` > 0, token ids are checked against it too.
+  // Every problem, in field order; empty when the parameters can be used. Each error's field is the
+  // parameter's name, and its message names the value and what is allowed. With `vocab_size` > 0,
+  // token ids are checked against it too.
   std::vector<Error> Validate(int64_t vocab_size = 0) const;
 
   bool greedy() const {

@@ -24,7 +24,9 @@ tl::unexpected<Error> WithField(Error error, std::string field) {
 }
 
 Result<std::vector<int32_t>> ResolveText(const std::string& text, const Tokenizer& tokenizer) {
-  if (text.empty()) return Fail(Code::kInvalidArgument, "prompt is empty; at least one character is needed.", "prompt");
+  if (text.empty())
+    return Fail(Code::kInvalidArgument, "prompt is empty; at least one character is needed.",
+                "prompt");
   Result<std::vector<int32_t>> ids = tokenizer.Encode(text);
   if (!ids.has_value()) return WithField(std::move(ids.error()), "prompt");
   const std::optional<int32_t> bos = tokenizer.bos_id();
@@ -34,7 +36,8 @@ Result<std::vector<int32_t>> ResolveText(const std::string& text, const Tokenize
 
 Result<std::vector<int32_t>> ResolveIds(const std::vector<int64_t>& ids, int64_t vocab_size) {
   if (ids.empty()) {
-    return Fail(Code::kInvalidArgument, "prompt_token_ids is empty; at least one token is needed.", "prompt_token_ids");
+    return Fail(Code::kInvalidArgument, "prompt_token_ids is empty; at least one token is needed.",
+                "prompt_token_ids");
   }
   std::vector<int32_t> tokens;
   tokens.reserve(ids.size());
@@ -42,7 +45,9 @@ Result<std::vector<int32_t>> ResolveIds(const std::vector<int64_t>& ids, int64_t
     if (ids[i] < 0 || ids[i] >= vocab_size) {
       const std::string field = fmt::format("prompt_token_ids[{}]", i);
       return Fail(Code::kInvalidArgument,
-                  fmt::format("{} is {}; token ids of this model are 0 ... {}.", field, ids[i], vocab_size - 1), field);
+                  fmt::format("{} is {}; token ids of this model are 0 ... {}.", field, ids[i],
+                              vocab_size - 1),
+                  field);
     }
     tokens.push_back(static_cast<int32_t>(ids[i]));
   }
@@ -50,7 +55,8 @@ Result<std::vector<int32_t>> ResolveIds(const std::vector<int64_t>& ids, int64_t
 }
 
 Result<std::vector<int32_t>> ResolveChat(const Chat& chat, const Tokenizer& tokenizer) {
-  if (chat.messages.empty()) return Fail(Code::kInvalidArgument, "messages is empty; at least one is needed.", "messages");
+  if (chat.messages.empty())
+    return Fail(Code::kInvalidArgument, "messages is empty; at least one is needed.", "messages");
   std::vector<ChatMessage> messages;
   for (const Message& message : chat.messages) {
     messages.push_back({message.role, message.content, message.reasoning_content});
@@ -68,27 +74,35 @@ Status CheckTexts(const std::vector<std::string>& texts, const char* field) {
     const std::optional<size_t> bad = FindInvalidUtf8(texts[i]);
     if (!bad.has_value()) continue;
     const std::string name = fmt::format("{}[{}]", field, i);
-    return Fail(Code::kInvalidArgument, fmt::format("{} is not UTF-8 at byte {}; only UTF-8 text can match.", name, *bad), name);
+    return Fail(Code::kInvalidArgument,
+                fmt::format("{} is not UTF-8 at byte {}; only UTF-8 text can match.", name, *bad),
+                name);
   }
   return {};
 }
 
 // Each forbidden text at the beginning of a word and inside of one.
-Status ResolveBadWords(const SamplingParams& params, const Tokenizer& tokenizer, std::vector<std::vector<int32_t>>* words) {
-  for (const std::vector<int64_t>& ids : params.bad_words_token_ids) words->emplace_back(ids.begin(), ids.end());
+Status ResolveBadWords(const SamplingParams& params, const Tokenizer& tokenizer,
+                       std::vector<std::vector<int32_t>>* words) {
+  for (const std::vector<int64_t>& ids : params.bad_words_token_ids)
+    words->emplace_back(ids.begin(), ids.end());
   for (size_t i = 0; i < params.bad_words.size(); ++i) {
     for (const char* space : {"", " "}) {
       Result<std::vector<int32_t>> ids = tokenizer.Encode(space + params.bad_words[i]);
-      if (!ids.has_value()) return WithField(std::move(ids.error()), fmt::format("bad_words[{}]", i));
+      if (!ids.has_value())
+        return WithField(std::move(ids.error()), fmt::format("bad_words[{}]", i));
       if (!ids->empty()) words->push_back(std::move(*ids));
     }
   }
   return {};
 }
 
-Result<std::vector<int32_t>> ResolvePrompt(const Request& request, const Tokenizer& tokenizer, int64_t vocab_size) {
-  if (const auto* text = std::get_if<std::string>(&request.prompt)) return ResolveText(*text, tokenizer);
-  if (const auto* ids = std::get_if<std::vector<int64_t>>(&request.prompt)) return ResolveIds(*ids, vocab_size);
+Result<std::vector<int32_t>> ResolvePrompt(const Request& request, const Tokenizer& tokenizer,
+                                           int64_t vocab_size) {
+  if (const auto* text = std::get_if<std::string>(&request.prompt))
+    return ResolveText(*text, tokenizer);
+  if (const auto* ids = std::get_if<std::vector<int64_t>>(&request.prompt))
+    return ResolveIds(*ids, vocab_size);
   return ResolveChat(std::get<Chat>(request.prompt), tokenizer);
 }
 
@@ -103,14 +117,17 @@ const char* PromptField(const Request& request) {
 std::vector<int32_t> EndOfTurnIds(const Tokenizer& tokenizer, int64_t eos_id, int64_t vocab_size) {
   std::vector<int32_t> ids = {static_cast<int32_t>(eos_id)};
   const auto add = [&](std::optional<int32_t> id) {
-    if (id.has_value() && *id < vocab_size && std::find(ids.begin(), ids.end(), *id) == ids.end()) ids.push_back(*id);
+    if (id.has_value() && *id < vocab_size && std::find(ids.begin(), ids.end(), *id) == ids.end())
+      ids.push_back(*id);
   };
   add(tokenizer.bos_id());
-  for (const char* opening : {"<｜System｜>", "<｜User｜>", "<｜Assistant｜>"}) add(tokenizer.IdOf(opening));
+  for (const char* opening : {"<｜System｜>", "<｜User｜>", "<｜Assistant｜>"})
+    add(tokenizer.IdOf(opening));
   return ids;
 }
 
-Result<EngineRequest> ResolveRequest(const Request& request, const Tokenizer& tokenizer, int64_t vocab_size,
+Result<EngineRequest> ResolveRequest(const Request& request, const Tokenizer& tokenizer,
+                                     int64_t vocab_size,
                                      const std::function<uint64_t()>& fresh_seed) {
   const SamplingParams& params = request.sampling_params;
   if (const std::vector<Error> problems = params.Validate(vocab_size); !problems.empty()) {
@@ -145,22 +162,25 @@ std::vector<RequestOutput> RunBatch(const BatchContext& context, std::span<const
   };
 
   EngineEvents events;
-  events.on_delta = [&](int64_t request, int64_t completion, std::string_view text, std::span<const int32_t> token_ids,
-                        FinishReason reason) {
-    if (callbacks.on_text) callbacks.on_text({place_of[static_cast<size_t>(request)], completion, text, token_ids, reason});
+  events.on_delta = [&](int64_t request, int64_t completion, std::string_view text,
+                        std::span<const int32_t> token_ids, FinishReason reason) {
+    if (callbacks.on_text)
+      callbacks.on_text(
+          {place_of[static_cast<size_t>(request)], completion, text, token_ids, reason});
   };
   events.on_finished = [&](int64_t request, RequestOutput output) {
     finish(place_of[static_cast<size_t>(request)], std::move(output));
   };
   Engine engine(context.backend, context.tokenizer, context.options, std::move(events));
 
-  // Prompts are tokenised a little ahead of the model only, so that the first step does not wait for the whole list.
+  // Prompts are tokenised a little ahead of the model only, so that the first step does not wait
+  // for the whole list.
   size_t next = 0;
   const auto supply = [&] {
     while (next < requests.size() && engine.num_waiting() < context.options.max_num_seqs) {
       const size_t place = next++;
-      Result<EngineRequest> resolved =
-          ResolveRequest(requests[place], context.tokenizer, context.backend.vocab_size(), context.fresh_seed);
+      Result<EngineRequest> resolved = ResolveRequest(
+          requests[place], context.tokenizer, context.backend.vocab_size(), context.fresh_seed);
       if (!resolved.has_value()) {
         refuse(place, resolved.error());
         continue;
@@ -183,7 +203,9 @@ std::vector<RequestOutput> RunBatch(const BatchContext& context, std::span<const
     if (callbacks.on_progress && !callbacks.on_progress(progress)) {
       engine.Abort();
       while (next < requests.size()) {
-        refuse(next++, Error{Code::kCancelled, "the request was not started because the caller stopped the batch.", ""});
+        refuse(next++,
+               Error{Code::kCancelled,
+                     "the request was not started because the caller stopped the batch.", ""});
       }
       break;
     }

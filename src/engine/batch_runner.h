@@ -1,5 +1,5 @@
-// Runs a list of requests to the end: resolves prompts to tokens, keeps the engine supplied, and puts every result in its place.
-// The part of LLM that does not care which model runs.
+// Runs a list of requests to the end: resolves prompts to tokens, keeps the engine supplied, and
+// puts every result in its place. The part of LLM that does not care which model runs.
 #pragma once
 
 #include <cstdint>
@@ -14,12 +14,13 @@
 
 namespace deepinfer {
 
-// Tokens that end a turn: end of sentence, and those that can only begin another turn. `eos_id` comes from the model's
-// configuration; ids that the model does not have are left out.
+// Tokens that end a turn: end of sentence, and those that can only begin another turn. `eos_id`
+// comes from the model's configuration; ids that the model does not have are left out.
 std::vector<int32_t> EndOfTurnIds(const Tokenizer& tokenizer, int64_t eos_id, int64_t vocab_size);
 
 // Turns a request into what the engine takes. Errors: kInvalidArgument with the field at fault.
-Result<EngineRequest> ResolveRequest(const Request& request, const Tokenizer& tokenizer, int64_t vocab_size,
+Result<EngineRequest> ResolveRequest(const Request& request, const Tokenizer& tokenizer,
+                                     int64_t vocab_size,
                                      const std::function<uint64_t()>& fresh_seed);
 
 struct BatchContext {

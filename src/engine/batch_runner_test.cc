@@ -14,7 +14,8 @@ namespace {
 using ::testing::HasSubstr;
 
 const Tokenizer& TestTokenizer() {
-  static const Tokenizer tokenizer = *Tokenizer::Load(DI_TEST_DATA_DIR "/model/two/checkpoint/tokenizer.json");
+  static const Tokenizer tokenizer =
+      *Tokenizer::Load(DI_TEST_DATA_DIR "/model/two/checkpoint/tokenizer.json");
   return tokenizer;
 }
 
@@ -27,8 +28,10 @@ class BatchRunnerTest : public ::testing::Test {
     options.end_ids = EndOfTurnIds(TestTokenizer(), 1, 512);
   }
 
-  std::vector<RequestOutput> RunAll(const std::vector<Request>& requests, const GenerateCallbacks& callbacks = {}) {
-    return RunBatch({backend, TestTokenizer(), options, [this] { return ++fresh_seeds; }}, requests, callbacks);
+  std::vector<RequestOutput> RunAll(const std::vector<Request>& requests,
+                                    const GenerateCallbacks& callbacks = {}) {
+    return RunBatch({backend, TestTokenizer(), options, [this] { return ++fresh_seeds; }}, requests,
+                    callbacks);
   }
 
   FakeBackend backend;
@@ -53,7 +56,8 @@ TEST_F(BatchRunnerTest, EveryRequestGetsOneOutputInOrder) {
     if (i % 10 == 3) requests.back().prompt = std::string();
     if (i % 10 == 4) requests.back().prompt = std::vector<int64_t>{1, 2, 99999999999};
     if (i % 10 == 5) requests.back().prompt = Chat{};
-    if (i % 10 == 6) requests.back().sampling_params.temperature = std::numeric_limits<double>::quiet_NaN();
+    if (i % 10 == 6)
+      requests.back().sampling_params.temperature = std::numeric_limits<double>::quiet_NaN();
     if (i % 10 == 7) requests.back().prompt = std::string(300, 'x') + "\xff";
   }
   std::set<size_t> finished;
@@ -65,7 +69,8 @@ TEST_F(BatchRunnerTest, EveryRequestGetsOneOutputInOrder) {
   const std::vector<RequestOutput> outputs = RunAll(requests, callbacks);
   ASSERT_EQ(outputs.size(), 50u);
   EXPECT_EQ(finished.size(), 50u);
-  const char* const fields[] = {"prompt", "prompt_token_ids[2]", "messages", "temperature", "prompt"};
+  const char* const fields[] = {"prompt", "prompt_token_ids[2]", "messages", "temperature",
+                                "prompt"};
   for (int i = 0; i < 50; ++i) {
     const RequestOutput& output = outputs[static_cast<size_t>(i)];
     EXPECT_EQ(output.id, std::to_string(i));

@@ -7,8 +7,7 @@
 namespace deepinfer {
 
 CompletionText::CompletionText(const Tokenizer& tokenizer, const SamplingParams& params)
-    : tokenizer_(tokenizer), params_(params), decoder_(tokenizer), scanner_(params.stop) {
-}
+    : tokenizer_(tokenizer), params_(params), decoder_(tokenizer), scanner_(params.stop) {}
 
 std::string CompletionText::Push(int32_t token_id, bool may_stop) {
   DI_CHECK(!stop_string_.has_value());

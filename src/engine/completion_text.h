@@ -1,5 +1,5 @@
-// The text of one completion as its tokens come: whole characters only, nothing of a stop string, special tokens left out on
-// request. What all calls return together is the text of the completion.
+// The text of one completion as its tokens come: whole characters only, nothing of a stop string,
+// special tokens left out on request. What all calls return together is the text of the completion.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +18,8 @@ class CompletionText {
   // Both arguments must outlive the object.
   CompletionText(const Tokenizer& tokenizer, const SamplingParams& params);
 
-  // Reads a token and returns the text that is decided now. `may_stop`: stop strings that it completes count.
+  // Reads a token and returns the text that is decided now. `may_stop`: stop strings that it
+  // completes count.
   std::string Push(int32_t token_id, bool may_stop);
   // The stop string that ended the text; nothing may be pushed after it.
   const std::optional<std::string>& stop_string() const {

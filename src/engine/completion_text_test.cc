@@ -8,7 +8,8 @@ namespace deepinfer {
 namespace {
 
 const Tokenizer& TestTokenizer() {
-  static const Tokenizer tokenizer = *Tokenizer::Load(DI_TEST_DATA_DIR "/model/two/checkpoint/tokenizer.json");
+  static const Tokenizer tokenizer =
+      *Tokenizer::Load(DI_TEST_DATA_DIR "/model/two/checkpoint/tokenizer.json");
   return tokenizer;
 }
 
@@ -18,7 +19,8 @@ struct Streamed {
   std::optional<std::string> stop;
 };
 
-Streamed Stream(const std::vector<int32_t>& ids, const SamplingParams& params, size_t min_tokens = 0) {
+Streamed Stream(const std::vector<int32_t>& ids, const SamplingParams& params,
+                size_t min_tokens = 0) {
   CompletionText text(TestTokenizer(), params);
   Streamed result;
   for (size_t i = 0; i < ids.size() && !text.stop_string().has_value(); ++i) {

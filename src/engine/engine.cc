@@ -31,8 +31,8 @@ struct Engine::Sequence {
   CompletionText text;
 
   std::optional<ModelBackend::SequenceId> handle = {};  // present while running
-  int64_t computed = 0;                            // tokens that the backend holds
-  int64_t most_computed = 0;                       // the same, not reset by preemption
+  int64_t computed = 0;                                 // tokens that the backend holds
+  int64_t most_computed = 0;                            // the same, not reset by preemption
   std::string delta_text = {};                          // not yet emitted
   std::vector<int32_t> delta_ids = {};
   bool finished = false;
@@ -55,7 +55,8 @@ struct Engine::Sequence {
   int64_t remaining_tokens() const {
     return max_new_tokens - (known() - prompt_tokens());
   }
-  // Prompt rows whose logits are still wanted: from this one to the one before the last. Completion 0 collects them.
+  // Prompt rows whose logits are still wanted: from this one to the one before the last. Completion
+  // 0 collects them.
   int64_t first_prompt_logprob_row() const {
     const bool wanted = index == 0 && params().prompt_logprobs.has_value();
     return wanted ? static_cast<int64_t>(request->output.prompt_logprobs.size()) : prompt_tokens();
@@ -65,12 +66,17 @@ struct Engine::Sequence {
   }
 };
 
-Engine::Engine(ModelBackend& backend, const Tokenizer& tokenizer, EngineOptions options, EngineEvents events)
-    : backend_(backend), tokenizer_(tokenizer), options_(std::move(options)), events_(std::move(events)) {
+Engine::Engine(ModelBackend& backend, const Tokenizer& tokenizer, EngineOptions options,
+               EngineEvents events)
+    : backend_(backend),
+      tokenizer_(tokenizer),
+      options_(std::move(options)),
+      events_(std::move(events)) {
   DI_CHECK_GE(options_.max_num_seqs, 1);
   DI_CHECK_GE(options_.max_num_batched_tokens, options_.max_num_seqs);
   DI_CHECK_GE(options_.max_prompt_logit_rows, 1);
-  max_sequence_tokens_ = std::min(options_.max_model_len, backend_.num_blocks() * backend_.block_tokens());
+  max_sequence_tokens_ =
+      std::min(options_.max_model_len, backend_.num_blocks() * backend_.block_tokens());
 }
 
 Engine::~Engine() {
@@ -94,23 +100,27 @@ Status Engine::CheckRequest(const EngineRequest& request) const {
     return tl::unexpected<Error>(std::move(all));
   }
   if (request.prompt.empty()) {
-    return Fail(Code::kInvalidArgument, "the prompt has no tokens; at least one is needed.", "prompt");
+    return Fail(Code::kInvalidArgument, "the prompt has no tokens; at least one is needed.",
+                "prompt");
   }
   for (size_t i = 0; i < request.prompt.size(); ++i) {
     const int32_t id = request.prompt[i];
     if (id >= 0 && id < backend_.vocab_size()) continue;
     return Fail(Code::kInvalidArgument,
-                fmt::format("prompt token {} is {}; token ids of this model are 0 ... {}.", i, id, backend_.vocab_size() - 1),
+                fmt::format("prompt token {} is {}; token ids of this model are 0 ... {}.", i, id,
+                            backend_.vocab_size() - 1),
                 fmt::format("prompt_token_ids[{}]", i));
   }
   const int64_t prompt_tokens = static_cast<int64_t>(request.prompt.size());
   const int64_t room_for = request.params.max_tokens == 0 ? 0 : 1;
   if (prompt_tokens + room_for > max_sequence_tokens_) {
-    const char* what = max_sequence_tokens_ < options_.max_model_len ? "the cache memory holds" : "the context limit is";
-    return Fail(Code::kInvalidArgument,
-                fmt::format("the prompt has {} tokens, but {} {} tokens for prompt and output together.", prompt_tokens, what,
-                            max_sequence_tokens_),
-                "prompt");
+    const char* what = max_sequence_tokens_ < options_.max_model_len ? "the cache memory holds"
+                                                                     : "the context limit is";
+    return Fail(
+        Code::kInvalidArgument,
+        fmt::format("the prompt has {} tokens, but {} {} tokens for prompt and output together.",
+                    prompt_tokens, what, max_sequence_tokens_),
+        "prompt");
   }
   return {};
 }
@@ -162,7 +172,8 @@ bool Engine::Step() {
         continue;
       }
       const int64_t vocab = backend_.vocab_size();
-      Commit(chunk, logits->subspan(static_cast<size_t>(row * vocab), static_cast<size_t>(chunk.num_logit_rows * vocab)));
+      Commit(chunk, logits->subspan(static_cast<size_t>(row * vocab),
+                                    static_cast<size_t>(chunk.num_logit_rows * vocab)));
       row += chunk.num_logit_rows;
     }
   }
@@ -170,7 +181,8 @@ bool Engine::Step() {
   return true;
 }
 
-// Every running sequence gets blocks for the tokens it knows, oldest first; the youngest give theirs up when there are none.
+// Every running sequence gets blocks for the tokens it knows, oldest first; the youngest give
+// theirs up when there are none.
 void Engine::MakeRoom() {
   for (size_t i = 0; i < running_.size(); ++i) {
     while (i < running_.size()) {
@@ -197,7 +209,8 @@ void Engine::PreemptYoungest() {
   waiting_.push_front(std::move(sequence));
 }
 
-// First come, first served: nothing overtakes a sequence that does not fit yet, so nothing can starve.
+// First come, first served: nothing overtakes a sequence that does not fit yet, so nothing can
+// starve.
 void Engine::Admit() {
   while (!waiting_.empty() && static_cast<int64_t>(running_.size()) < options_.max_num_seqs) {
     Sequence& sequence = *waiting_.front();
@@ -206,10 +219,14 @@ void Engine::Admit() {
       waiting_.pop_front();
       continue;
     }
-    // Room for the next block of output of this sequence, and for one more block of each running one.
+    // Room for the next block of output of this sequence, and for one more block of each running
+    // one.
     const int64_t growth = std::min(sequence.remaining_tokens(), backend_.block_tokens());
-    const int64_t blocks = BlocksFor(sequence.known() + growth) + static_cast<int64_t>(running_.size());
-    if (!running_.empty() && (blocks > backend_.num_free_blocks() || backend_.num_free_slots() == 0)) return;
+    const int64_t blocks =
+        BlocksFor(sequence.known() + growth) + static_cast<int64_t>(running_.size());
+    if (!running_.empty() &&
+        (blocks > backend_.num_free_blocks() || backend_.num_free_slots() == 0))
+      return;
     Status admitted;
     if (Result<ModelBackend::SequenceId> handle = backend_.Open(); handle.has_value()) {
       sequence.handle = *handle;
@@ -227,8 +244,8 @@ void Engine::Admit() {
   }
 }
 
-// Sequences that need one row first, so that a long prompt does not hold up running outputs; the rest of the rows goes to prompts
-// in order of arrival.
+// Sequences that need one row first, so that a long prompt does not hold up running outputs; the
+// rest of the rows goes to prompts in order of arrival.
 std::vector<Engine::PlannedChunk> Engine::Schedule() const {
   std::vector<PlannedChunk> plan;
   int64_t rows = options_.max_num_batched_tokens;
@@ -239,7 +256,8 @@ std::vector<Engine::PlannedChunk> Engine::Schedule() const {
       if ((sequence->pending() == 1) != single_rows) continue;
       PlannedChunk chunk{sequence.get(), sequence->computed, 0, 0};
       chunk.end = chunk.begin + std::min(sequence->pending(), rows);
-      // Rows [first, prompt - 1) are wanted for prompt log-probabilities, and the last row of all to draw from.
+      // Rows [first, prompt - 1) are wanted for prompt log-probabilities, and the last row of all
+      // to draw from.
       const int64_t first = std::max(chunk.begin, sequence->first_prompt_logprob_row());
       if (sequence->wants_prompt_logprobs() && first < chunk.end) {
         chunk.end = std::min(chunk.end, first + prompt_logit_rows);
@@ -264,7 +282,8 @@ Result<std::span<const float>> Engine::Run(const std::vector<PlannedChunk>& plan
     if (!request.first_row.has_value()) request.first_row = now;
     const std::span<const int32_t> tokens = chunk.sequence->tokens;
     chunks.push_back({*chunk.sequence->handle,
-                      tokens.subspan(static_cast<size_t>(chunk.begin), static_cast<size_t>(chunk.end - chunk.begin)),
+                      tokens.subspan(static_cast<size_t>(chunk.begin),
+                                     static_cast<size_t>(chunk.end - chunk.begin)),
                       chunk.num_logit_rows});
   }
   ++counters_.steps;
@@ -273,10 +292,12 @@ Result<std::span<const float>> Engine::Run(const std::vector<PlannedChunk>& plan
 
 void Engine::Commit(const PlannedChunk& chunk, std::span<const float> logits) {
   Sequence& sequence = *chunk.sequence;
-  const int64_t repeated = std::clamp<int64_t>(sequence.most_computed - chunk.begin, 0, chunk.end - chunk.begin);
+  const int64_t repeated =
+      std::clamp<int64_t>(sequence.most_computed - chunk.begin, 0, chunk.end - chunk.begin);
   counters_.recomputed_tokens += repeated;
   const int64_t new_begin = chunk.begin + repeated;
-  counters_.prompt_tokens += std::max<int64_t>(0, std::min(chunk.end, sequence.prompt_tokens()) - new_begin);
+  counters_.prompt_tokens +=
+      std::max<int64_t>(0, std::min(chunk.end, sequence.prompt_tokens()) - new_begin);
   sequence.computed = chunk.end;
   sequence.most_computed = std::max(sequence.most_computed, chunk.end);
 
@@ -286,7 +307,8 @@ void Engine::Commit(const PlannedChunk& chunk, std::span<const float> logits) {
     Finish(sequence, FinishReason::kLength);
     return;
   }
-  Result<SampledToken> token = sequence.sampler.Sample(logits.last(static_cast<size_t>(backend_.vocab_size())), scratch_);
+  Result<SampledToken> token =
+      sequence.sampler.Sample(logits.last(static_cast<size_t>(backend_.vocab_size())), scratch_);
   if (!token.has_value()) {
     EndWithError(sequence, token.error());
     return;
@@ -302,8 +324,9 @@ void Engine::CommitPromptLogprobs(const PlannedChunk& chunk, std::span<const flo
   const int64_t end = std::min(chunk.end, sequence.prompt_tokens() - 1);
   for (int64_t row = begin; row < end; ++row) {
     const int32_t next = sequence.tokens[static_cast<size_t>(row + 1)];
-    Result<TokenLogprobs> entry = RowLogprobs(logits.subspan(static_cast<size_t>(row - first_row) * vocab, vocab), next,
-                                              *sequence.params().prompt_logprobs, scratch_);
+    Result<TokenLogprobs> entry =
+        RowLogprobs(logits.subspan(static_cast<size_t>(row - first_row) * vocab, vocab), next,
+                    *sequence.params().prompt_logprobs, scratch_);
     if (!entry.has_value()) {
       EndWithError(sequence, entry.error());
       return;
@@ -347,7 +370,8 @@ void Engine::Emit(Sequence& sequence, FinishReason reason) {
   const std::string text = std::exchange(sequence.delta_text, {});
   const std::vector<int32_t> ids = std::exchange(sequence.delta_ids, {});
   sequence.output().text += text;
-  if (events_.on_delta) events_.on_delta(sequence.request->number, sequence.index, text, ids, reason);
+  if (events_.on_delta)
+    events_.on_delta(sequence.request->number, sequence.index, text, ids, reason);
 }
 
 void Engine::EndWithError(Sequence& sequence, Error error) {
@@ -369,18 +393,22 @@ void Engine::Finish(Sequence& sequence, FinishReason reason) {
     request.output.usage.completion_tokens += static_cast<int64_t>(output.token_ids.size());
   }
   request.output.timings.queue_seconds = request.first_row.value_or(now) - request.submitted;
-  request.output.timings.first_token_seconds = request.first_token.value_or(now) - request.submitted;
+  request.output.timings.first_token_seconds =
+      request.first_token.value_or(now) - request.submitted;
   request.output.timings.total_seconds = now - request.submitted;
   if (events_.on_finished) events_.on_finished(request.number, std::move(request.output));
 }
 
 void Engine::RemoveFinished() {
-  std::erase_if(running_, [](const std::unique_ptr<Sequence>& sequence) { return sequence->finished; });
+  std::erase_if(running_,
+                [](const std::unique_ptr<Sequence>& sequence) { return sequence->finished; });
 }
 
 void Engine::Abort() {
-  for (const std::unique_ptr<Sequence>& sequence : running_) Finish(*sequence, FinishReason::kAbort);
-  for (const std::unique_ptr<Sequence>& sequence : waiting_) Finish(*sequence, FinishReason::kAbort);
+  for (const std::unique_ptr<Sequence>& sequence : running_)
+    Finish(*sequence, FinishReason::kAbort);
+  for (const std::unique_ptr<Sequence>& sequence : waiting_)
+    Finish(*sequence, FinishReason::kAbort);
   running_.clear();
   waiting_.clear();
 }

@@ -1,15 +1,18 @@
-// The step loop: joins requests, cache memory, the model, the sampler and the text of completions. Each completion of a request
-// is one sequence. Called by LLM (engine/llm.cc) on one thread; not for parsing, tokenising prompts or files.
+// The step loop: joins requests, cache memory, the model, the sampler and the text of completions.
+// Each completion of a request is one sequence. Called by LLM (engine/llm.cc) on one thread; not
+// for parsing, tokenising prompts or files.
 //
 // Life of a sequence:
 //
 //   waiting --Admit--> running --Commit--> finished
 //      ^                  |
-//      +----- MakeRoom ---+   (preempted: cache memory given back, output kept, recomputed later with the same result)
+//      +----- MakeRoom ---+   (preempted: cache memory given back, output kept, recomputed later
+//      with the same result)
 //
-// Invariants: waiting and running sequences are ordered by arrival, and every running one arrived before every waiting one
-// that was never admitted. Running sequences own a slot of the backend and blocks for every token they know. A request is
-// accepted only if it fits the whole pool by itself, so the oldest sequence can always go on.
+// Invariants: waiting and running sequences are ordered by arrival, and every running one arrived
+// before every waiting one that was never admitted. Running sequences own a slot of the backend and
+// blocks for every token they know. A request is accepted only if it fits the whole pool by itself,
+// so the oldest sequence can always go on.
 #pragma once
 
 #include <cstdint>
@@ -31,13 +34,13 @@
 namespace deepinfer {
 
 struct EngineOptions {
-  int64_t max_model_len = 0;            // prompt + output of a sequence; at least 1
-  int64_t max_num_seqs = 64;            // sequences in one step
+  int64_t max_model_len = 0;             // prompt + output of a sequence; at least 1
+  int64_t max_num_seqs = 64;             // sequences in one step
   int64_t max_num_batched_tokens = 512;  // rows in one step; at least max_num_seqs
-  // Rows of one step whose logits may be asked for beyond one per sequence (prompt log-probabilities); each takes vocab_size
-  // floats of memory.
+  // Rows of one step whose logits may be asked for beyond one per sequence (prompt
+  // log-probabilities); each takes vocab_size floats of memory.
   int64_t max_prompt_logit_rows = 256;
-  std::vector<int32_t> end_ids;  // tokens that end a completion unless ignore_eos
+  std::vector<int32_t> end_ids;   // tokens that end a completion unless ignore_eos
   std::function<double()> clock;  // seconds, never decreasing; empty: the system's steady clock
 };
 
@@ -50,9 +53,10 @@ struct EngineRequest {
 };
 
 struct EngineEvents {
-  // Text or tokens of one completion; the last event of a completion carries its finish reason. Views are valid during the call.
-  std::function<void(int64_t request, int64_t completion, std::string_view text, std::span<const int32_t> token_ids,
-                     FinishReason finish_reason)>
+  // Text or tokens of one completion; the last event of a completion carries its finish reason.
+  // Views are valid during the call.
+  std::function<void(int64_t request, int64_t completion, std::string_view text,
+                     std::span<const int32_t> token_ids, FinishReason finish_reason)>
       on_delta;
   // All completions of a request have ended.
   std::function<void(int64_t request, RequestOutput output)> on_finished;
@@ -69,18 +73,21 @@ struct EngineCounters {
 class Engine {
  public:
   // `backend` and `tokenizer` must outlive the engine.
-  Engine(ModelBackend& backend, const Tokenizer& tokenizer, EngineOptions options, EngineEvents events);
+  Engine(ModelBackend& backend, const Tokenizer& tokenizer, EngineOptions options,
+         EngineEvents events);
   ~Engine();
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
-  // The largest prompt + output of a sequence: max_model_len, or what the whole cache holds if that is less.
+  // The largest prompt + output of a sequence: max_model_len, or what the whole cache holds if that
+  // is less.
   int64_t max_sequence_tokens() const {
     return max_sequence_tokens_;
   }
 
-  // Queues a request and returns its number (0, 1, ...), which events carry. Errors, with nothing queued: kInvalidArgument for
-  // bad parameters, an empty prompt, ids out of range, a prompt that does not fit.
+  // Queues a request and returns its number (0, 1, ...), which events carry. Errors, with nothing
+  // queued: kInvalidArgument for bad parameters, an empty prompt, ids out of range, a prompt that
+  // does not fit.
   Result<int64_t> Submit(EngineRequest request);
 
   // Runs one step. False, without doing anything, when no request is left.
@@ -115,7 +122,8 @@ class Engine {
   void Admit();
   std::vector<PlannedChunk> Schedule() const;
   Result<std::span<const float>> Run(const std::vector<PlannedChunk>& plan);
-  // Takes in one chunk's logits: prompt log-probabilities and, if all known tokens have run, the next token.
+  // Takes in one chunk's logits: prompt log-probabilities and, if all known tokens have run, the
+  // next token.
   void Commit(const PlannedChunk& chunk, std::span<const float> logits);
   void CommitPromptLogprobs(const PlannedChunk& chunk, std::span<const float> logits);
   void CommitToken(Sequence& sequence, SampledToken token);

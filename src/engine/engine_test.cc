@@ -19,7 +19,8 @@ constexpr int64_t kVocab = 512;
 constexpr float kInf = std::numeric_limits<float>::infinity();
 
 const Tokenizer& TestTokenizer() {
-  static const Tokenizer tokenizer = *Tokenizer::Load(DI_TEST_DATA_DIR "/model/two/checkpoint/tokenizer.json");
+  static const Tokenizer tokenizer =
+      *Tokenizer::Load(DI_TEST_DATA_DIR "/model/two/checkpoint/tokenizer.json");
   return tokenizer;
 }
 
@@ -44,8 +45,8 @@ class EngineRun {
  public:
   EngineRun(FakeBackend& backend, EngineOptions options) {
     EngineEvents events;
-    events.on_delta = [this](int64_t request, int64_t completion, std::string_view text, std::span<const int32_t> ids,
-                             FinishReason reason) {
+    events.on_delta = [this](int64_t request, int64_t completion, std::string_view text,
+                             std::span<const int32_t> ids, FinishReason reason) {
       outcome_.streamed[{request, completion}] += text;
       ids_[{request, completion}].insert(ids_[{request, completion}].end(), ids.begin(), ids.end());
       if (reason != FinishReason::kNone) ++outcome_.final_events[{request, completion}];
@@ -54,7 +55,8 @@ class EngineRun {
       EXPECT_EQ(outcome_.outputs.count(request), 0u) << "a request finished twice";
       outcome_.outputs[request] = std::move(output);
     };
-    engine = std::make_unique<Engine>(backend, TestTokenizer(), std::move(options), std::move(events));
+    engine =
+        std::make_unique<Engine>(backend, TestTokenizer(), std::move(options), std::move(events));
   }
 
   Outcome Finish() {
@@ -126,7 +128,9 @@ void ExpectSame(const RequestOutput& a, const RequestOutput& b) {
   const auto same = [](const std::vector<TokenLogprobs>& x, const std::vector<TokenLogprobs>& y) {
     if (x.size() != y.size()) return false;
     for (size_t i = 0; i < x.size(); ++i) {
-      if (x[i].logprob != y[i].logprob || x[i].rank != y[i].rank || x[i].top.size() != y[i].top.size()) return false;
+      if (x[i].logprob != y[i].logprob || x[i].rank != y[i].rank ||
+          x[i].top.size() != y[i].top.size())
+        return false;
     }
     return true;
   };
@@ -143,7 +147,8 @@ TEST(Engine, ARequestsOutputDoesNotDependOnItsNeighbours) {
   const std::vector<EngineRequest> requests = MixedRequests(40);
   FakeBackend backend(kVocab, 8, 400, 8);
   EngineRun run(backend, SmallOptions());
-  for (const EngineRequest& request : requests) ASSERT_TRUE(run.engine->Submit(request).has_value());
+  for (const EngineRequest& request : requests)
+    ASSERT_TRUE(run.engine->Submit(request).has_value());
   const Outcome outcome = run.Finish();
   ASSERT_EQ(outcome.outputs.size(), requests.size());
   for (size_t i = 0; i < requests.size(); ++i) {
@@ -158,7 +163,8 @@ TEST(Engine, PreemptedSequencesResumeWithTheSameTokens) {
   const std::vector<EngineRequest> requests = MixedRequests(30);
   FakeBackend backend(kVocab, 8, 25, 8);  // exactly one sequence of full length
   EngineRun run(backend, SmallOptions());
-  for (const EngineRequest& request : requests) ASSERT_TRUE(run.engine->Submit(request).has_value());
+  for (const EngineRequest& request : requests)
+    ASSERT_TRUE(run.engine->Submit(request).has_value());
   const Outcome outcome = run.Finish();
   EXPECT_GT(outcome.counters.preemptions, 0);
   EXPECT_GT(outcome.counters.recomputed_tokens, 0);
@@ -198,7 +204,8 @@ TEST(Engine, CompletionsOfOneRequestDifferAndRepeat) {
     distinct.insert(completion.token_ids);
     EXPECT_EQ(completion.seq_seed, CompletionSeed(77, completion.index));
     // The reported seed alone reproduces the completion.
-    EXPECT_EQ(Alone(Ask({5, 6}, 12, completion.seq_seed)).outputs[0].token_ids, completion.token_ids);
+    EXPECT_EQ(Alone(Ask({5, 6}, 12, completion.seq_seed)).outputs[0].token_ids,
+              completion.token_ids);
   }
   EXPECT_EQ(distinct.size(), 6u);
   ExpectSame(Alone(request), output);
@@ -218,7 +225,8 @@ TEST(Engine, ManyCompletionsRunInWaves) {
 void Script(FakeBackend& backend, int64_t prompt_tokens, std::vector<int32_t> script) {
   backend.set_shape([prompt_tokens, script](std::span<const int32_t> tokens, std::span<float> row) {
     const int64_t place = static_cast<int64_t>(tokens.size()) - prompt_tokens;
-    if (place >= 0 && place < static_cast<int64_t>(script.size())) row[static_cast<size_t>(script[static_cast<size_t>(place)])] = 50;
+    if (place >= 0 && place < static_cast<int64_t>(script.size()))
+      row[static_cast<size_t>(script[static_cast<size_t>(place)])] = 50;
   });
 }
 
@@ -317,12 +325,17 @@ TEST(Engine, ImpossibleRequestsAreRefusedWithASentenceAndNothingIsQueued) {
   EngineRun run(backend, SmallOptions());
   const auto message = [&](EngineRequest request) {
     const Result<int64_t> number = run.engine->Submit(std::move(request));
-    return number.has_value() ? std::string("accepted") : number.error().field + ": " + number.error().message;
+    return number.has_value() ? std::string("accepted")
+                              : number.error().field + ": " + number.error().message;
   };
   EXPECT_THAT(message(Ask({}, 1)), HasSubstr("the prompt has no tokens"));
-  EXPECT_THAT(message(Ask({3, -1}, 1)), HasSubstr("prompt_token_ids[1]: prompt token 1 is -1; token ids of this model are 0 ... 511."));
+  EXPECT_THAT(
+      message(Ask({3, -1}, 1)),
+      HasSubstr(
+          "prompt_token_ids[1]: prompt token 1 is -1; token ids of this model are 0 ... 511."));
   EXPECT_THAT(message(Ask({512}, 1)), HasSubstr("512"));
-  EXPECT_THAT(message(Ask(std::vector<int32_t>(80, 3), 1)), HasSubstr("has 80 tokens, but the cache memory holds 80 tokens"));
+  EXPECT_THAT(message(Ask(std::vector<int32_t>(80, 3), 1)),
+              HasSubstr("has 80 tokens, but the cache memory holds 80 tokens"));
   EngineRequest bad = Ask({3}, 1);
   bad.params.temperature = std::numeric_limits<double>::quiet_NaN();
   bad.params.stop_token_ids = {512};
@@ -338,7 +351,8 @@ TEST(Engine, ARowThatCannotBeSampledEndsItsCompletionOnly) {
     if (tokens[0] == 12 && tokens.size() == 2) std::fill(row.begin(), row.end(), -kInf);
   });
   EngineRun run(backend, SmallOptions());
-  for (const int32_t first : {10, 11, 12, 13}) ASSERT_TRUE(run.engine->Submit(Ask({first}, 6)).has_value());
+  for (const int32_t first : {10, 11, 12, 13})
+    ASSERT_TRUE(run.engine->Submit(Ask({first}, 6)).has_value());
   const Outcome outcome = run.Finish();
   ExpectSame(outcome.outputs.at(0), Alone(Ask({10}, 6)));
   ExpectSame(outcome.outputs.at(3), Alone(Ask({13}, 6)));
@@ -346,7 +360,8 @@ TEST(Engine, ARowThatCannotBeSampledEndsItsCompletionOnly) {
   EXPECT_EQ(nan.finish_reason, FinishReason::kError);
   EXPECT_EQ(nan.token_ids.size(), 2u);
   EXPECT_THAT(nan.error->message, HasSubstr("logit of token 5 is nan"));
-  EXPECT_THAT(outcome.outputs.at(2).outputs[0].error->message, HasSubstr("no token can be sampled"));
+  EXPECT_THAT(outcome.outputs.at(2).outputs[0].error->message,
+              HasSubstr("no token can be sampled"));
 }
 
 TEST(Engine, AFailedStepEndsTheRequestsInItAndTheOthersGoOn) {

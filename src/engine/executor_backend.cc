@@ -33,7 +33,8 @@ Result<std::span<const float>> ExecutorBackend::Step(std::span<const Chunk> chun
   DI_CHECK_EQ(logits.rows(), rows);
   DI_CHECK_EQ(logits.row_size(), vocab_size());
   DI_CHECK(logits.contiguous() && logits.dtype() == DType::kF32);
-  return std::span<const float>(static_cast<const float*>(logits.data()), static_cast<size_t>(logits.num_elements()));
+  return std::span<const float>(static_cast<const float*>(logits.data()),
+                                static_cast<size_t>(logits.num_elements()));
 }
 
 }  // namespace deepinfer

@@ -1,4 +1,5 @@
-// The executor as the engine's model backend: hands out sequence numbers and forwards everything else.
+// The executor as the engine's model backend: hands out sequence numbers and forwards everything
+// else.
 #pragma once
 
 #include <unordered_map>
@@ -13,8 +14,7 @@ namespace deepinfer {
 class ExecutorBackend : public ModelBackend {
  public:
   // `executor` must outlive the backend.
-  explicit ExecutorBackend(Executor& executor) : executor_(executor) {
-  }
+  explicit ExecutorBackend(Executor& executor) : executor_(executor) {}
 
   int64_t vocab_size() const override {
     return executor_.config().vocab_size;

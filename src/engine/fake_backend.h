@@ -1,5 +1,5 @@
-// A stand-in for the model in tests: each row's logits are a pure function of the tokens up to it, and every rule of the contract is
-// checked.
+// A stand-in for the model in tests: each row's logits are a pure function of the tokens up to it,
+// and every rule of the contract is checked.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -18,12 +18,15 @@ namespace deepinfer {
 
 class FakeBackend : public ModelBackend {
  public:
-  // Logits of the row of the last of `tokens`; `row` is filled with pseudo-random values beforehand.
+  // Logits of the row of the last of `tokens`; `row` is filled with pseudo-random values
+  // beforehand.
   using Shape = std::function<void(std::span<const int32_t> tokens, std::span<float> row)>;
 
   FakeBackend(int64_t vocab, int64_t block_tokens, int64_t num_blocks, int64_t num_slots)
-      : vocab_(vocab), block_tokens_(block_tokens), num_blocks_(num_blocks), num_slots_(num_slots) {
-  }
+      : vocab_(vocab),
+        block_tokens_(block_tokens),
+        num_blocks_(num_blocks),
+        num_slots_(num_slots) {}
   ~FakeBackend() override {
     EXPECT_EQ(sequences_.size(), 0u) << "sequences were left open";
   }
@@ -78,7 +81,8 @@ class FakeBackend : public ModelBackend {
     State& sequence = sequences_.at(id);
     const int64_t total = static_cast<int64_t>(sequence.tokens.size()) + tokens;
     const int64_t blocks = (total + block_tokens_ - 1) / block_tokens_;
-    if (blocks - sequence.blocks > num_free_blocks()) return Fail(Code::kResourceExhausted, "no block");
+    if (blocks - sequence.blocks > num_free_blocks())
+      return Fail(Code::kResourceExhausted, "no block");
     sequence.blocks = std::max(sequence.blocks, blocks);
     return {};
   }
@@ -101,12 +105,14 @@ class FakeBackend : public ModelBackend {
         sequence.tokens.push_back(chunk.token_ids[static_cast<size_t>(i)]);
         if (i >= count - chunk.num_logit_rows) AppendRow(sequence.tokens);
       }
-      EXPECT_LE(static_cast<int64_t>(sequence.tokens.size()), sequence.blocks * block_tokens_) << "blocks were not reserved";
+      EXPECT_LE(static_cast<int64_t>(sequence.tokens.size()), sequence.blocks * block_tokens_)
+          << "blocks were not reserved";
       rows += count;
     }
     max_rows_seen_ = std::max(max_rows_seen_, rows);
     max_sequences_seen_ = std::max(max_sequences_seen_, static_cast<int64_t>(chunks.size()));
-    max_logit_rows_seen_ = std::max(max_logit_rows_seen_, static_cast<int64_t>(logits_.size()) / vocab_);
+    max_logit_rows_seen_ =
+        std::max(max_logit_rows_seen_, static_cast<int64_t>(logits_.size()) / vocab_);
     return std::span<const float>(logits_);
   }
 
@@ -118,7 +124,8 @@ class FakeBackend : public ModelBackend {
 
   void AppendRow(std::span<const int32_t> tokens) {
     uint64_t hash = 1469598103934665603u;
-    for (const int32_t token : tokens) hash = (hash ^ static_cast<uint64_t>(token)) * 1099511628211u;
+    for (const int32_t token : tokens)
+      hash = (hash ^ static_cast<uint64_t>(token)) * 1099511628211u;
     const size_t begin = logits_.size();
     for (int64_t id = 0; id < vocab_; ++id) {
       uint64_t x = hash + static_cast<uint64_t>(id) * 0x9E3779B97F4A7C15u;

@@ -22,8 +22,9 @@ struct LLM::Impl {
   int64_t max_model_len = 0;
 
   Impl(Tokenizer loaded_tokenizer, std::unique_ptr<Executor> loaded_executor)
-      : tokenizer(std::move(loaded_tokenizer)), executor(std::move(loaded_executor)), backend(*executor) {
-  }
+      : tokenizer(std::move(loaded_tokenizer)),
+        executor(std::move(loaded_executor)),
+        backend(*executor) {}
 };
 
 LLM::LLM() = default;
@@ -40,20 +41,24 @@ Result<std::unique_ptr<LLM>> LLM::Load(const LLMOptions& options) {
   DI_ASSIGN_OR_RETURN(Tokenizer tokenizer, Tokenizer::Load(options.model_dir + "/tokenizer.json"));
   if (tokenizer.vocab_size() > config.vocab_size) {
     return Fail(Code::kInvalidArgument,
-                fmt::format("{}/tokenizer.json has {} tokens, more than the {} of config.json (vocab_size); the files belong to "
+                fmt::format("{}/tokenizer.json has {} tokens, more than the {} of config.json "
+                            "(vocab_size); the files belong to "
                             "different models.",
                             options.model_dir, tokenizer.vocab_size(), config.vocab_size));
   }
   if (options.max_model_len > config.max_position_embeddings) {
-    return Fail(Code::kInvalidArgument,
-                fmt::format("max_model_len is {}; this model supports at most {} (max_position_embeddings).",
-                            options.max_model_len, config.max_position_embeddings),
-                "max_model_len");
+    return Fail(
+        Code::kInvalidArgument,
+        fmt::format(
+            "max_model_len is {}; this model supports at most {} (max_position_embeddings).",
+            options.max_model_len, config.max_position_embeddings),
+        "max_model_len");
   }
   ExecutorOptions executor_options;
   executor_options.model_dir = options.model_dir;
-  executor_options.numerics =
-      options.numerics == NumericsProfile::kReference ? Numerics::kReference : Numerics::kProduction;
+  executor_options.numerics = options.numerics == NumericsProfile::kReference
+                                  ? Numerics::kReference
+                                  : Numerics::kProduction;
   executor_options.num_threads = options.num_threads;
   executor_options.max_sequences = options.max_num_seqs;
   executor_options.cache_tokens = options.cache_tokens;
@@ -63,15 +68,18 @@ Result<std::unique_ptr<LLM>> LLM::Load(const LLMOptions& options) {
   llm->impl_ = std::make_unique<Impl>(std::move(tokenizer), std::move(executor));
   Impl& impl = *llm->impl_;
   EngineOptions& engine = impl.engine_options;
-  engine.max_model_len = options.max_model_len > 0 ? options.max_model_len : config.max_position_embeddings;
+  engine.max_model_len =
+      options.max_model_len > 0 ? options.max_model_len : config.max_position_embeddings;
   engine.max_num_seqs = std::min(options.max_num_seqs, impl.backend.num_slots());
   engine.max_num_batched_tokens = options.max_num_batched_tokens;
   engine.end_ids = EndOfTurnIds(impl.tokenizer, config.eos_token_id, config.vocab_size);
-  impl.max_model_len = std::min(engine.max_model_len, impl.backend.num_blocks() * impl.backend.block_tokens());
+  impl.max_model_len =
+      std::min(engine.max_model_len, impl.backend.num_blocks() * impl.backend.block_tokens());
   return llm;
 }
 
-std::vector<RequestOutput> LLM::Generate(std::span<const Request> requests, const GenerateCallbacks& callbacks) {
+std::vector<RequestOutput> LLM::Generate(std::span<const Request> requests,
+                                         const GenerateCallbacks& callbacks) {
   std::random_device entropy;
   const BatchContext context{impl_->backend, impl_->tokenizer, impl_->engine_options,
                              [&entropy] { return (uint64_t{entropy()} << 32) | entropy(); }};

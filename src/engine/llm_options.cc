@@ -6,14 +6,17 @@ namespace deepinfer {
 
 std::vector<Error> LLMOptions::Validate() const {
   std::vector<Error> problems;
-  const auto check = [&](const char* field, int64_t value, int64_t low, int64_t high, const char* note) {
+  const auto check = [&](const char* field, int64_t value, int64_t low, int64_t high,
+                         const char* note) {
     if (value >= low && value <= high) return;
-    problems.push_back(Error{Code::kInvalidArgument,
-                             fmt::format("{} is {}; allowed are {} ... {}{}.", field, value, low, high, note), field});
+    problems.push_back(Error{
+        Code::kInvalidArgument,
+        fmt::format("{} is {}; allowed are {} ... {}{}.", field, value, low, high, note), field});
   };
   constexpr int64_t kMaxTokens = int64_t{1} << 40;
   if (model_dir.empty()) {
-    problems.push_back(Error{Code::kInvalidArgument, "model_dir is empty; it names a checkpoint directory.", "model_dir"});
+    problems.push_back(Error{Code::kInvalidArgument,
+                             "model_dir is empty; it names a checkpoint directory.", "model_dir"});
   }
   check("num_threads", num_threads, 0, 1024, " (0: one per core)");
   check("max_model_len", max_model_len, 0, kMaxTokens, " (0: as the model and the cache allow)");
@@ -21,10 +24,11 @@ std::vector<Error> LLMOptions::Validate() const {
   check("max_num_batched_tokens", max_num_batched_tokens, 1, 1 << 20, "");
   check("cache_tokens", cache_tokens, 0, kMaxTokens, " (0: chosen from the machine's memory)");
   if (problems.empty() && max_num_batched_tokens < max_num_seqs) {
-    problems.push_back(Error{Code::kInvalidArgument,
-                             fmt::format("max_num_batched_tokens is {}; allowed is at least max_num_seqs, which is {}.",
-                                         max_num_batched_tokens, max_num_seqs),
-                             "max_num_batched_tokens"});
+    problems.push_back(Error{
+        Code::kInvalidArgument,
+        fmt::format("max_num_batched_tokens is {}; allowed is at least max_num_seqs, which is {}.",
+                    max_num_batched_tokens, max_num_seqs),
+        "max_num_batched_tokens"});
   }
   return problems;
 }

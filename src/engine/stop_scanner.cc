@@ -32,7 +32,8 @@ std::optional<StopScanner::Match> StopScanner::Push(std::string_view piece, bool
       Automaton& automaton = automata_[stop];
       Advance(automaton, piece[i]);
       if (automaton.state < automaton.stop.size() || !may_stop) continue;
-      if (!match.has_value() || automaton.stop.size() > automata_[match->stop].stop.size()) match = Match{stop, i + 1};
+      if (!match.has_value() || automaton.stop.size() > automata_[match->stop].stop.size())
+        match = Match{stop, i + 1};
     }
     if (match.has_value()) return match;
   }
@@ -42,7 +43,8 @@ std::optional<StopScanner::Match> StopScanner::Push(std::string_view piece, bool
 size_t StopScanner::held() const {
   size_t held = 0;
   for (const Automaton& automaton : automata_) {
-    // A complete match that was passed over is decided text, except for its end that may begin another one.
+    // A complete match that was passed over is decided text, except for its end that may begin
+    // another one.
     const bool complete = automaton.state == automaton.stop.size();
     held = std::max(held, complete ? automaton.fallback[automaton.state - 1] : automaton.state);
   }

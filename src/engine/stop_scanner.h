@@ -19,8 +19,8 @@ class StopScanner {
     size_t end = 0;   // bytes of the pushed piece up to the end of the match
   };
 
-  // Reads a piece. With `may_stop`, returns the first match that ends in it: the earliest end, among equals the longest
-  // string; reading ends there. Without, matches are passed over.
+  // Reads a piece. With `may_stop`, returns the first match that ends in it: the earliest end,
+  // among equals the longest string; reading ends there. Without, matches are passed over.
   std::optional<Match> Push(std::string_view piece, bool may_stop);
 
   // Length of the longest end of the text read so far that could still become a match.

@@ -7,7 +7,8 @@ namespace deepinfer {
 namespace {
 
 // Where the first match ends, by trying every end in order, and which string it is.
-std::optional<std::pair<size_t, size_t>> PlainSearch(const std::string& text, const std::vector<std::string>& stops) {
+std::optional<std::pair<size_t, size_t>> PlainSearch(const std::string& text,
+                                                     const std::vector<std::string>& stops) {
   for (size_t end = 1; end <= text.size(); ++end) {
     std::optional<std::pair<size_t, size_t>> best;
     for (size_t i = 0; i < stops.size(); ++i) {
@@ -24,7 +25,8 @@ size_t PlainHeld(const std::string& text, const std::vector<std::string>& stops)
   size_t held = 0;
   for (const std::string& stop : stops) {
     for (size_t length = 1; length < stop.size() && length <= text.size(); ++length) {
-      if (text.compare(text.size() - length, length, stop, 0, length) == 0) held = std::max(held, length);
+      if (text.compare(text.size() - length, length, stop, 0, length) == 0)
+        held = std::max(held, length);
     }
   }
   return held;
@@ -33,7 +35,8 @@ size_t PlainHeld(const std::string& text, const std::vector<std::string>& stops)
 RC_GTEST_PROP(StopScanner, FindsWhatAPlainSearchFindsHoweverTheTextIsCut, ()) {
   const auto letters = rc::gen::element('a', 'b');
   const auto text = *rc::gen::container<std::string>(letters);
-  auto stops = *rc::gen::container<std::vector<std::string>>(rc::gen::nonEmpty(rc::gen::container<std::string>(letters)));
+  auto stops = *rc::gen::container<std::vector<std::string>>(
+      rc::gen::nonEmpty(rc::gen::container<std::string>(letters)));
   const auto expected = PlainSearch(text, stops);
   StopScanner scanner(stops);
   size_t read = 0;

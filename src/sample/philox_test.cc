@@ -14,8 +14,10 @@ namespace {
 TEST(Philox, GivesThePublishedKnownAnswers) {
   // Known answers of the Random123 distribution.
   using Words = std::array<uint32_t, 4>;
-  EXPECT_EQ(Philox4x32({0, 0, 0, 0}, {0, 0}), (Words{0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8}));
-  EXPECT_EQ(Philox4x32({~0u, ~0u, ~0u, ~0u}, {~0u, ~0u}), (Words{0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd}));
+  EXPECT_EQ(Philox4x32({0, 0, 0, 0}, {0, 0}),
+            (Words{0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8}));
+  EXPECT_EQ(Philox4x32({~0u, ~0u, ~0u, ~0u}, {~0u, ~0u}),
+            (Words{0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd}));
   EXPECT_EQ(Philox4x32({0x243f6a88, 0x85a308d3, 0x13198a2e, 0x03707344}, {0xa4093822, 0x299f31d0}),
             (Words{0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1}));
 }
@@ -30,8 +32,10 @@ TEST(Philox, FollowsTheVendorsCounterLayout) {
 
 TEST(Philox, UsesAllBitsOfSeedAndPosition) {
   std::set<uint32_t> words;
-  for (int bit = 0; bit < 64; ++bit) words.insert(RandomWords(uint64_t{1} << bit, 5, RandomStream::kSample)[0]);
-  for (int bit = 0; bit < 60; ++bit) words.insert(RandomWords(7, int64_t{1} << bit, RandomStream::kSample)[0]);
+  for (int bit = 0; bit < 64; ++bit)
+    words.insert(RandomWords(uint64_t{1} << bit, 5, RandomStream::kSample)[0]);
+  for (int bit = 0; bit < 60; ++bit)
+    words.insert(RandomWords(7, int64_t{1} << bit, RandomStream::kSample)[0]);
   EXPECT_EQ(words.size(), 124u);
 }
 

@@ -17,8 +17,9 @@ namespace {
 
 constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
 
-// Mass of the most likely token. Probabilities become integers so that their sums do not depend on the order of addition;
-// 2^20 tokens of 2^40 each stay below 2^63. Tokens less likely than the best by more than 2^40 are never drawn.
+// Mass of the most likely token. Probabilities become integers so that their sums do not depend on
+// the order of addition; 2^20 tokens of 2^40 each stay below 2^63. Tokens less likely than the best
+// by more than 2^40 are never drawn.
 constexpr double kUnitMass = 0x1p40;
 
 // Orders tokens by logit descending, then id ascending, as one ascending integer. -0 counts as +0.
@@ -34,11 +35,15 @@ uint32_t KeyId(uint64_t key) {
 
 Status CheckRow(std::span<const float> logits) {
   // NaN is not below infinity either: one comparison per element finds both.
-  const auto bad = std::find_if(logits.begin(), logits.end(), [](float x) { return !(x < INFINITY); });
+  const auto bad =
+      std::find_if(logits.begin(), logits.end(), [](float x) { return !(x < INFINITY); });
   if (bad == logits.end()) return {};
-  return Fail(Code::kInternal, fmt::format("no token can be sampled because the model's logit of token {} is {}; logits must be "
-                                           "numbers below infinity",
-                                           bad - logits.begin(), *bad));
+  return Fail(
+      Code::kInternal,
+      fmt::format(
+          "no token can be sampled because the model's logit of token {} is {}; logits must be "
+          "numbers below infinity",
+          bad - logits.begin(), *bad));
 }
 
 // Index of the largest element, the lowest among equals.
@@ -55,11 +60,11 @@ int64_t RankOf(std::span<const float> logits, int32_t token_id) {
   return 1 + std::count_if(logits.begin(), logits.end(), [own](float x) { return x > own; });
 }
 
-// The first tokens in key order, extended on demand: a selection of a few out of the vocabulary, without sorting it all.
+// The first tokens in key order, extended on demand: a selection of a few out of the vocabulary,
+// without sorting it all.
 class SortedPrefix {
  public:
-  explicit SortedPrefix(std::span<uint64_t> keys) : keys_(keys) {
-  }
+  explicit SortedPrefix(std::span<uint64_t> keys) : keys_(keys) {}
 
   int64_t size() const {
     return static_cast<int64_t>(keys_.size());
@@ -85,14 +90,15 @@ class SortedPrefix {
 
 std::span<uint64_t> FillKeys(std::span<const float> logits, SamplerScratch& scratch) {
   scratch.keys.resize(logits.size());
-  for (size_t i = 0; i < logits.size(); ++i) scratch.keys[i] = SortKey(logits[i], static_cast<uint32_t>(i));
+  for (size_t i = 0; i < logits.size(); ++i)
+    scratch.keys[i] = SortKey(logits[i], static_cast<uint32_t>(i));
   return scratch.keys;
 }
 
 // The `num_top` best tokens, fewer when fewer have a finite logit.
 template <class LogprobOf>
-std::vector<TokenLogprob> TopTokens(std::span<const float> logits, int64_t num_top, SamplerScratch& scratch,
-                                    LogprobOf logprob_of) {
+std::vector<TokenLogprob> TopTokens(std::span<const float> logits, int64_t num_top,
+                                    SamplerScratch& scratch, LogprobOf logprob_of) {
   std::vector<TokenLogprob> top;
   if (num_top <= 0) return top;
   SortedPrefix prefix(FillKeys(logits, scratch));
@@ -106,8 +112,8 @@ std::vector<TokenLogprob> TopTokens(std::span<const float> logits, int64_t num_t
   return top;
 }
 
-// What a row of logits becomes before a token is drawn: the kept tokens are those whose key does not exceed `last_key` and whose
-// mass is at least `min_mass`.
+// What a row of logits becomes before a token is drawn: the kept tokens are those whose key does
+// not exceed `last_key` and whose mass is at least `min_mass`.
 struct DrawSet {
   uint64_t last_key = std::numeric_limits<uint64_t>::max();
   uint64_t min_mass = 1;
@@ -118,8 +124,10 @@ struct DrawSet {
   }
 };
 
-// Top-k and nucleus are prefixes of one order over one unfiltered distribution, hence their intersection is the shorter one.
-DrawSet SelectTokens(std::span<const float> logits, const SamplingParams& params, SamplerScratch& scratch) {
+// Top-k and nucleus are prefixes of one order over one unfiltered distribution, hence their
+// intersection is the shorter one.
+DrawSet SelectTokens(std::span<const float> logits, const SamplingParams& params,
+                     SamplerScratch& scratch) {
   const float largest = logits[static_cast<size_t>(ArgMax(logits))];
   scratch.masses.resize(logits.size());
   uint64_t total = 0;
@@ -158,9 +166,10 @@ DrawSet SelectTokens(std::span<const float> logits, const SamplingParams& params
   return set;
 }
 
-// `bits` are uniform over 64 bits. Kept tokens own consecutive intervals of [0, total) in id order; scaling by a multiplication
-// moves no probability by more than 2^-63.
-int32_t DrawToken(std::span<const float> logits, const DrawSet& set, const SamplerScratch& scratch, uint64_t bits) {
+// `bits` are uniform over 64 bits. Kept tokens own consecutive intervals of [0, total) in id order;
+// scaling by a multiplication moves no probability by more than 2^-63.
+int32_t DrawToken(std::span<const float> logits, const DrawSet& set, const SamplerScratch& scratch,
+                  uint64_t bits) {
   const uint64_t target = static_cast<uint64_t>((static_cast<__uint128_t>(bits) * set.total) >> 64);
   uint64_t before = 0;
   for (size_t i = 0; i < logits.size(); ++i) {
@@ -172,11 +181,12 @@ int32_t DrawToken(std::span<const float> logits, const DrawSet& set, const Sampl
 }
 
 // The distribution that a token was drawn from. `logits` are the processed ones.
-TokenLogprobs DrawnLogprobs(std::span<const float> logits, const DrawSet& set, int32_t token_id, int64_t num_top,
-                            SamplerScratch& scratch) {
+TokenLogprobs DrawnLogprobs(std::span<const float> logits, const DrawSet& set, int32_t token_id,
+                            int64_t num_top, SamplerScratch& scratch) {
   const double log_total = std::log(static_cast<double>(set.total));
   const auto logprob_of = [&](uint32_t id) {
-    if (!set.Keeps(SortKey(logits[id], id), scratch.masses[id])) return -std::numeric_limits<double>::infinity();
+    if (!set.Keeps(SortKey(logits[id], id), scratch.masses[id]))
+      return -std::numeric_limits<double>::infinity();
     return std::log(static_cast<double>(scratch.masses[id])) - log_total;
   };
   TokenLogprobs result;
@@ -186,13 +196,15 @@ TokenLogprobs DrawnLogprobs(std::span<const float> logits, const DrawSet& set, i
   return result;
 }
 
-TokenLogprobs FiniteRowLogprobs(std::span<const float> logits, int32_t token_id, int64_t num_top, SamplerScratch& scratch) {
+TokenLogprobs FiniteRowLogprobs(std::span<const float> logits, int32_t token_id, int64_t num_top,
+                                SamplerScratch& scratch) {
   const double largest = double{logits[static_cast<size_t>(ArgMax(logits))]};
   // Four sums that do not wait for each other, always combined in the same way.
   std::array<double, 4> sums = {};
   size_t i = 0;
   for (; i + 4 <= logits.size(); i += 4) {
-    for (size_t lane = 0; lane < 4; ++lane) sums[lane] += ExpNonPositive(double{logits[i + lane]} - largest);
+    for (size_t lane = 0; lane < 4; ++lane)
+      sums[lane] += ExpNonPositive(double{logits[i + lane]} - largest);
   }
   for (; i < logits.size(); ++i) sums[i % 4] += ExpNonPositive(double{logits[i]} - largest);
   const double log_sum = largest + std::log((sums[0] + sums[1]) + (sums[2] + sums[3]));
@@ -210,13 +222,16 @@ Result<TokenLogprobs> RowLogprobs(std::span<const float> logits, int32_t token_i
                                   SamplerScratch& scratch) {
   DI_RETURN_IF_ERROR(CheckRow(logits));
   if (logits[static_cast<size_t>(ArgMax(logits))] == kMinusInfinity) {
-    return Fail(Code::kInternal, "the model's logits are all minus infinity; there are no log-probabilities");
+    return Fail(Code::kInternal,
+                "the model's logits are all minus infinity; there are no log-probabilities");
   }
   return FiniteRowLogprobs(logits, token_id, num_top, scratch);
 }
 
-SequenceSampler::SequenceSampler(const SamplingParams& params, uint64_t seed, std::span<const int32_t> prompt,
-                                 std::vector<std::vector<int32_t>> bad_words, std::vector<int32_t> end_ids)
+SequenceSampler::SequenceSampler(const SamplingParams& params, uint64_t seed,
+                                 std::span<const int32_t> prompt,
+                                 std::vector<std::vector<int32_t>> bad_words,
+                                 std::vector<int32_t> end_ids)
     : params_(params),
       seed_(seed),
       prompt_tokens_(static_cast<int64_t>(prompt.size())),
@@ -233,7 +248,8 @@ void SequenceSampler::Accept(int32_t token_id) {
 bool SequenceSampler::ChangesLogits() const {
   return params_.allowed_token_ids.has_value() || !bad_words_.empty() ||
          static_cast<int64_t>(output_.size()) < params_.min_tokens || !params_.logit_bias.empty() ||
-         params_.presence_penalty != 0.0 || params_.frequency_penalty != 0.0 || params_.repetition_penalty != 1.0;
+         params_.presence_penalty != 0.0 || params_.frequency_penalty != 0.0 ||
+         params_.repetition_penalty != 1.0;
 }
 
 void SequenceSampler::ApplyMasks(std::span<float> logits) const {
@@ -247,7 +263,8 @@ void SequenceSampler::ApplyMasks(std::span<float> logits) const {
   }
   for (const std::vector<int32_t>& word : bad_words_) {
     const size_t before = word.size() - 1;
-    if (before <= output_.size() && std::equal(word.begin(), word.end() - 1, output_.end() - static_cast<int64_t>(before))) {
+    if (before <= output_.size() &&
+        std::equal(word.begin(), word.end() - 1, output_.end() - static_cast<int64_t>(before))) {
       logits[static_cast<size_t>(word.back())] = kMinusInfinity;
     }
   }
@@ -257,7 +274,8 @@ void SequenceSampler::ApplyMasks(std::span<float> logits) const {
 }
 
 void SequenceSampler::ApplyPenalties(std::span<float> logits) const {
-  for (const auto& [id, bias] : params_.logit_bias) logits[static_cast<size_t>(id)] += static_cast<float>(bias);
+  for (const auto& [id, bias] : params_.logit_bias)
+    logits[static_cast<size_t>(id)] += static_cast<float>(bias);
   const auto repeat = [&](int32_t id) {
     float& logit = logits[static_cast<size_t>(id)];
     const float penalty = static_cast<float>(params_.repetition_penalty);
@@ -271,13 +289,15 @@ void SequenceSampler::ApplyPenalties(std::span<float> logits) const {
   }
   if (params_.presence_penalty != 0.0 || params_.frequency_penalty != 0.0) {
     for (const auto& [id, count] : output_counts_) {
-      const double penalty = params_.presence_penalty + params_.frequency_penalty * static_cast<double>(count);
+      const double penalty =
+          params_.presence_penalty + params_.frequency_penalty * static_cast<double>(count);
       logits[static_cast<size_t>(id)] -= static_cast<float>(penalty);
     }
   }
 }
 
-Result<SampledToken> SequenceSampler::Sample(std::span<const float> raw, SamplerScratch& scratch) const {
+Result<SampledToken> SequenceSampler::Sample(std::span<const float> raw,
+                                             SamplerScratch& scratch) const {
   DI_RETURN_IF_ERROR(CheckRow(raw));
   std::span<const float> logits = raw;
   if (ChangesLogits()) {
@@ -289,7 +309,8 @@ Result<SampledToken> SequenceSampler::Sample(std::span<const float> raw, Sampler
   const int32_t best = ArgMax(logits);
   if (logits[static_cast<size_t>(best)] == kMinusInfinity) {
     return Fail(Code::kInvalidArgument,
-                fmt::format("no token can be sampled because all {} tokens are excluded; allowed_token_ids, bad_words, "
+                fmt::format("no token can be sampled because all {} tokens are excluded; "
+                            "allowed_token_ids, bad_words, "
                             "min_tokens and the model's own logits leave none",
                             logits.size()));
   }
@@ -300,7 +321,8 @@ Result<SampledToken> SequenceSampler::Sample(std::span<const float> raw, Sampler
   SampledToken token;
   if (params_.greedy()) {
     token.token_id = best;
-    if (want_logprobs) token.logprobs = FiniteRowLogprobs(processed ? logits : raw, best, num_top, scratch);
+    if (want_logprobs)
+      token.logprobs = FiniteRowLogprobs(processed ? logits : raw, best, num_top, scratch);
     return token;
   }
   const DrawSet set = SelectTokens(logits, params_, scratch);

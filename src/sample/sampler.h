@@ -1,6 +1,7 @@
-// Chooses the next token of a sequence from a row of logits. A choice is a pure function of the row, the parameters, the
-// sequence's own tokens, its seed and the position: nothing that shares the batch, no thread count and no earlier call matters.
-// Order of operations: docs/sampling.md. Called by the engine, one thread at a time.
+// Chooses the next token of a sequence from a row of logits. A choice is a pure function of the
+// row, the parameters, the sequence's own tokens, its seed and the position: nothing that shares
+// the batch, no thread count and no earlier call matters. Order of operations: docs/sampling.md.
+// Called by the engine, one thread at a time.
 #pragma once
 
 #include <cstdint>
@@ -26,19 +27,22 @@ struct SampledToken {
   TokenLogprobs logprobs;  // empty unless params.logprobs
 };
 
-// Log-probability, rank and the `num_top` best tokens of a row, in double precision, summed in a fixed order.
-// `token_id` must be in range. A row with NaN or +infinity gives kInternal.
-Result<TokenLogprobs> RowLogprobs(std::span<const float> logits, int32_t token_id, int64_t num_top, SamplerScratch& scratch);
+// Log-probability, rank and the `num_top` best tokens of a row, in double precision, summed in a
+// fixed order. `token_id` must be in range. A row with NaN or +infinity gives kInternal.
+Result<TokenLogprobs> RowLogprobs(std::span<const float> logits, int32_t token_id, int64_t num_top,
+                                  SamplerScratch& scratch);
 
 class SequenceSampler {
  public:
-  // `params` have passed Validate(vocab_size) and outlive the sampler. `bad_words` are token sequences (params.bad_words_token_ids
-  // and the resolved params.bad_words). `end_ids` end the sequence and are out of reach before min_tokens.
+  // `params` have passed Validate(vocab_size) and outlive the sampler. `bad_words` are token
+  // sequences (params.bad_words_token_ids and the resolved params.bad_words). `end_ids` end the
+  // sequence and are out of reach before min_tokens.
   SequenceSampler(const SamplingParams& params, uint64_t seed, std::span<const int32_t> prompt,
                   std::vector<std::vector<int32_t>> bad_words, std::vector<int32_t> end_ids);
 
-  // The token at `position` = prompt length + number of accepted tokens. Errors: kInternal when the row has NaN or +infinity,
-  // kInvalidArgument when every token is excluded. Changes nothing: call Accept with the token to go on.
+  // The token at `position` = prompt length + number of accepted tokens. Errors: kInternal when the
+  // row has NaN or +infinity, kInvalidArgument when every token is excluded. Changes nothing: call
+  // Accept with the token to go on.
   Result<SampledToken> Sample(std::span<const float> logits, SamplerScratch& scratch) const;
 
   // Appends a token to the sequence's output.

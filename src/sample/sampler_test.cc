@@ -18,7 +18,8 @@ namespace {
 using ::testing::HasSubstr;
 constexpr float kInf = std::numeric_limits<float>::infinity();
 
-SequenceSampler Plain(const SamplingParams& params, uint64_t seed = 1, std::vector<int32_t> prompt = {0}) {
+SequenceSampler Plain(const SamplingParams& params, uint64_t seed = 1,
+                      std::vector<int32_t> prompt = {0}) {
   return SequenceSampler(params, seed, prompt, {}, {});
 }
 
@@ -51,7 +52,8 @@ TEST(Sampler, TinyTemperatureIsGreedyAndTheNextLargerOneIsNot) {
 }
 
 // Draws with every seed below `draws` and compares with the law by Pearson's statistic.
-double ChiSquare(std::span<const float> logits, const SamplingParams& params, int draws, int* degrees) {
+double ChiSquare(std::span<const float> logits, const SamplingParams& params, int draws,
+                 int* degrees) {
   std::vector<int> counts(logits.size(), 0);
   SamplerScratch scratch;
   for (int seed = 0; seed < draws; ++seed) {
@@ -80,7 +82,8 @@ TEST(Sampler, DrawsFollowTheSoftmax) {
   const std::vector<float> logits = {0.0f, 1.0f, -1.0f, 2.0f, 0.5f, -0.5f, 1.5f, 0.25f};
   SamplingParams params;
   int degrees = 0;
-  // 24.3 is the 0.999 quantile of chi-square with 7 degrees of freedom; the draws are fixed, so the test is not flaky.
+  // 24.3 is the 0.999 quantile of chi-square with 7 degrees of freedom; the draws are fixed, so the
+  // test is not flaky.
   EXPECT_LT(ChiSquare(logits, params, 20'000, &degrees), 24.3);
   EXPECT_EQ(degrees, 7);
   params.temperature = 0.5;
@@ -113,7 +116,8 @@ TEST(Sampler, DrawsAtConsecutivePositionsFollowTheSoftmaxToo) {
 }
 
 TEST(Sampler, NucleusKeepsATokenWhoseMassBeforeEqualsTopP) {
-  // Four equal tokens: the masses before them are 0, 1/4, 1/2 and 3/4 exactly. Ties are ordered by id.
+  // Four equal tokens: the masses before them are 0, 1/4, 1/2 and 3/4 exactly. Ties are ordered by
+  // id.
   const std::vector<float> logits = {-kInf, 2, 2, 2, 2};
   SamplingParams params;
   const auto kept = [&](double top_p) {
@@ -146,7 +150,8 @@ TEST(Sampler, TopKAndMinPCutTiesById) {
 }
 
 // The token that the law assigns to the random word, by the plain reference.
-int32_t ReferenceToken(std::span<const float> logits, const SamplingParams& params, uint64_t seed, int64_t position) {
+int32_t ReferenceToken(std::span<const float> logits, const SamplingParams& params, uint64_t seed,
+                       int64_t position) {
   const std::vector<uint64_t> masses = ReferenceMasses(logits, params);
   uint64_t total = 0;
   for (const uint64_t mass : masses) total += mass;
@@ -203,7 +208,8 @@ TEST(Sampler, LogprobsAreTheRawLogSoftmax) {
   EXPECT_NEAR(Plain(params).Sample(logits, scratch)->logprobs.logprob, std::log(1.0 / 8.0), 1e-6);
   params.logprobs_mode = LogprobsMode::kProcessed;
   const double boosted = std::exp(3.0);
-  EXPECT_NEAR(Plain(params).Sample(logits, scratch)->logprobs.logprob, std::log(boosted / (boosted + 7.0)), 1e-6);
+  EXPECT_NEAR(Plain(params).Sample(logits, scratch)->logprobs.logprob,
+              std::log(boosted / (boosted + 7.0)), 1e-6);
 }
 
 TEST(Sampler, ProcessedLogprobsDescribeTheDistributionDrawnFrom) {
@@ -324,7 +330,8 @@ TEST(Sampler, ADrawDependsOnSeedAndPositionOnly) {
   const SamplingParams params;
   const int32_t first = SampleId(Plain(params, 7), logits);
   SamplerScratch used;
-  (void)Plain(params, 8).Sample(std::vector<float>(5000, 1.0f), used);  // scratch of another vocabulary and sequence
+  (void)Plain(params, 8).Sample(std::vector<float>(5000, 1.0f),
+                                used);  // scratch of another vocabulary and sequence
   EXPECT_EQ(Plain(params, 7).Sample(logits, used)->token_id, first);
   // Same position reached through the prompt or through the output.
   SequenceSampler later = Plain(params, 7, {0});

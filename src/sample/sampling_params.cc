@@ -22,8 +22,7 @@ constexpr size_t kMaxBadWordLength = 1024;
 
 class Problems {
  public:
-  explicit Problems(int64_t vocab_size) : vocab_size_(vocab_size) {
-  }
+  explicit Problems(int64_t vocab_size) : vocab_size_(vocab_size) {}
 
   void Add(const std::string& field, std::string message) {
     errors_.push_back(Error{Code::kInvalidArgument, std::move(message), field});
@@ -35,7 +34,8 @@ class Problems {
   }
 
   void Integer(const std::string& field, int64_t value, int64_t low, int64_t high) {
-    if (value < low || value > high) Add(field, fmt::format("{} is {}; allowed are {} ... {}.", field, value, low, high));
+    if (value < low || value > high)
+      Add(field, fmt::format("{} is {}; allowed are {} ... {}.", field, value, low, high));
   }
 
   void Count(const std::string& field, size_t count, size_t low, size_t high) {
@@ -47,9 +47,9 @@ class Problems {
   void TokenId(const std::string& field, int64_t id) {
     const int64_t limit = vocab_size_ > 0 ? vocab_size_ : kMaxInt;
     if (id >= 0 && id < limit) return;
-    Add(field, vocab_size_ > 0
-                   ? fmt::format("{} is {}; token ids of this model are 0 ... {}.", field, id, vocab_size_ - 1)
-                   : fmt::format("{} is {}; token ids are not negative.", field, id));
+    Add(field, vocab_size_ > 0 ? fmt::format("{} is {}; token ids of this model are 0 ... {}.",
+                                             field, id, vocab_size_ - 1)
+                               : fmt::format("{} is {}; token ids are not negative.", field, id));
   }
 
   std::vector<Error> Take() {
@@ -81,29 +81,39 @@ std::string_view FinishReasonName(FinishReason reason) {
 
 std::vector<Error> SamplingParams::Validate(int64_t vocab_size) const {
   Problems problems(vocab_size);
-  problems.Number("temperature", temperature, temperature >= 0 && temperature <= 100, "from 0 (greedy) to 100");
+  problems.Number("temperature", temperature, temperature >= 0 && temperature <= 100,
+                  "from 0 (greedy) to 100");
   if (top_k != -1 && (top_k < 1 || top_k > kMaxInt)) {
-    problems.Add("top_k", fmt::format("top_k is {}; allowed are -1 (all tokens) and 1 ... {}.", top_k, kMaxInt));
+    problems.Add("top_k", fmt::format("top_k is {}; allowed are -1 (all tokens) and 1 ... {}.",
+                                      top_k, kMaxInt));
   }
   problems.Number("top_p", top_p, top_p > 0 && top_p <= 1, "above 0, up to 1 (all tokens)");
   problems.Number("min_p", min_p, min_p >= 0 && min_p <= 1, "from 0 (all tokens) to 1");
-  problems.Number("presence_penalty", presence_penalty, std::fabs(presence_penalty) <= 2, "from -2 to 2");
-  problems.Number("frequency_penalty", frequency_penalty, std::fabs(frequency_penalty) <= 2, "from -2 to 2");
-  problems.Number("repetition_penalty", repetition_penalty, repetition_penalty >= 0.01 && repetition_penalty <= 10,
+  problems.Number("presence_penalty", presence_penalty, std::fabs(presence_penalty) <= 2,
+                  "from -2 to 2");
+  problems.Number("frequency_penalty", frequency_penalty, std::fabs(frequency_penalty) <= 2,
+                  "from -2 to 2");
+  problems.Number("repetition_penalty", repetition_penalty,
+                  repetition_penalty >= 0.01 && repetition_penalty <= 10,
                   "from 0.01 to 10 (1 is neutral)");
   problems.Count("logit_bias", logit_bias.size(), 0, kMaxIds);
   for (const auto& [id, bias] : logit_bias) {
     const std::string field = fmt::format("logit_bias[{}]", id);
     if (id < 0 || id >= (vocab_size > 0 ? vocab_size : kMaxInt)) {
-      problems.Add(field, vocab_size > 0 ? fmt::format("logit_bias names token {}; token ids of this model are 0 ... {}.", id,
-                                                       vocab_size - 1)
-                                         : fmt::format("logit_bias names token {}; token ids are not negative.", id));
+      problems.Add(
+          field,
+          vocab_size > 0
+              ? fmt::format("logit_bias names token {}; token ids of this model are 0 ... {}.", id,
+                            vocab_size - 1)
+              : fmt::format("logit_bias names token {}; token ids are not negative.", id));
     }
     problems.Number(field, bias, std::fabs(bias) <= 100, "from -100 to 100");
   }
   if (allowed_token_ids.has_value()) {
     if (allowed_token_ids->empty()) {
-      problems.Add("allowed_token_ids", "allowed_token_ids is empty, so no token could be drawn; leave it out to allow all.");
+      problems.Add(
+          "allowed_token_ids",
+          "allowed_token_ids is empty, so no token could be drawn; leave it out to allow all.");
     }
     for (size_t i = 0; i < allowed_token_ids->size(); ++i) {
       problems.TokenId(fmt::format("allowed_token_ids[{}]", i), (*allowed_token_ids)[i]);
@@ -112,8 +122,9 @@ std::vector<Error> SamplingParams::Validate(int64_t vocab_size) const {
   problems.Count("bad_words", bad_words.size(), 0, kMaxBadWords);
   for (size_t i = 0; i < bad_words.size(); ++i) {
     if (bad_words[i].empty() || bad_words[i].size() > kMaxBadWordLength) {
-      problems.Add(fmt::format("bad_words[{}]", i), fmt::format("bad_words[{}] has {} bytes; allowed are 1 ... {}.", i,
-                                                                bad_words[i].size(), kMaxBadWordLength));
+      problems.Add(fmt::format("bad_words[{}]", i),
+                   fmt::format("bad_words[{}] has {} bytes; allowed are 1 ... {}.", i,
+                               bad_words[i].size(), kMaxBadWordLength));
     }
   }
   problems.Count("bad_words_token_ids", bad_words_token_ids.size(), 0, kMaxBadWords);
@@ -128,15 +139,17 @@ std::vector<Error> SamplingParams::Validate(int64_t vocab_size) const {
   if (max_tokens.has_value()) {
     problems.Integer("max_tokens", *max_tokens, 0, kMaxInt);
     if (min_tokens > *max_tokens) {
-      problems.Add("min_tokens", fmt::format("min_tokens is {}; allowed is at most max_tokens, which is {}.", min_tokens,
-                                             *max_tokens));
+      problems.Add("min_tokens",
+                   fmt::format("min_tokens is {}; allowed is at most max_tokens, which is {}.",
+                               min_tokens, *max_tokens));
     }
   }
   problems.Count("stop", stop.size(), 0, kMaxStopStrings);
   for (size_t i = 0; i < stop.size(); ++i) {
     if (stop[i].empty() || stop[i].size() > kMaxStopBytes) {
       problems.Add(fmt::format("stop[{}]", i),
-                   fmt::format("stop[{}] has {} bytes; allowed are 1 ... {}.", i, stop[i].size(), kMaxStopBytes));
+                   fmt::format("stop[{}] has {} bytes; allowed are 1 ... {}.", i, stop[i].size(),
+                               kMaxStopBytes));
     }
   }
   problems.Count("stop_token_ids", stop_token_ids.size(), 0, kMaxIds);
@@ -145,7 +158,8 @@ std::vector<Error> SamplingParams::Validate(int64_t vocab_size) const {
   }
   problems.Integer("n", n, 1, kMaxCompletions);
   if (logprobs.has_value()) problems.Integer("logprobs", *logprobs, 0, kMaxTopLogprobs);
-  if (prompt_logprobs.has_value()) problems.Integer("prompt_logprobs", *prompt_logprobs, 0, kMaxTopLogprobs);
+  if (prompt_logprobs.has_value())
+    problems.Integer("prompt_logprobs", *prompt_logprobs, 0, kMaxTopLogprobs);
   return problems.Take();
 }
 

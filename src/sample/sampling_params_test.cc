@@ -35,11 +35,13 @@ struct Case {
 
 TEST(SamplingParams, EachBadValueIsNamedWithItsRange) {
   const Case cases[] = {
-      {"temperature", [](SamplingParams& p) { p.temperature = NAN; }, "temperature is nan; allowed is a number from 0"},
+      {"temperature", [](SamplingParams& p) { p.temperature = NAN; },
+       "temperature is nan; allowed is a number from 0"},
       {"temperature", [](SamplingParams& p) { p.temperature = -0.1; }, "-0.1"},
       {"temperature", [](SamplingParams& p) { p.temperature = INFINITY; }, "inf"},
       {"temperature", [](SamplingParams& p) { p.temperature = 100.5; }, "to 100"},
-      {"top_k", [](SamplingParams& p) { p.top_k = 0; }, "top_k is 0; allowed are -1 (all tokens) and 1 ... 2147483647."},
+      {"top_k", [](SamplingParams& p) { p.top_k = 0; },
+       "top_k is 0; allowed are -1 (all tokens) and 1 ... 2147483647."},
       {"top_k", [](SamplingParams& p) { p.top_k = -2; }, "-2"},
       {"top_k", [](SamplingParams& p) { p.top_k = int64_t{1} << 31; }, "2147483648"},
       {"top_p", [](SamplingParams& p) { p.top_p = 0; }, "above 0"},
@@ -51,23 +53,54 @@ TEST(SamplingParams, EachBadValueIsNamedWithItsRange) {
       {"frequency_penalty", [](SamplingParams& p) { p.frequency_penalty = NAN; }, "from -2 to 2"},
       {"repetition_penalty", [](SamplingParams& p) { p.repetition_penalty = 0; }, "1 is neutral"},
       {"repetition_penalty", [](SamplingParams& p) { p.repetition_penalty = INFINITY; }, "inf"},
-      {"logit_bias[-1]", [](SamplingParams& p) { p.logit_bias = {{-1, 0.0}}; }, "token -1; token ids of this model are 0 ... 511."},
-      {"logit_bias[512]", [](SamplingParams& p) { p.logit_bias = {{512, 0.0}}; }, "512"},
-      {"logit_bias[7]", [](SamplingParams& p) { p.logit_bias = {{7, 1e9}}; }, "from -100 to 100"},
-      {"logit_bias[7]", [](SamplingParams& p) { p.logit_bias = {{7, NAN}}; }, "nan"},
+      {"logit_bias[-1]",
+       [](SamplingParams& p) {
+         p.logit_bias = {{-1, 0.0}};
+       },
+       "token -1; token ids of this model are 0 ... 511."},
+      {"logit_bias[512]",
+       [](SamplingParams& p) {
+         p.logit_bias = {{512, 0.0}};
+       },
+       "512"},
+      {"logit_bias[7]",
+       [](SamplingParams& p) {
+         p.logit_bias = {{7, 1e9}};
+       },
+       "from -100 to 100"},
+      {"logit_bias[7]",
+       [](SamplingParams& p) {
+         p.logit_bias = {{7, NAN}};
+       },
+       "nan"},
       {"allowed_token_ids", [](SamplingParams& p) { p.allowed_token_ids.emplace(); }, "is empty"},
-      {"allowed_token_ids[1]", [](SamplingParams& p) { p.allowed_token_ids = {0, 512}; }, "512"},
+      {"allowed_token_ids[1]",
+       [](SamplingParams& p) {
+         p.allowed_token_ids = {0, 512};
+       },
+       "512"},
       {"bad_words[0]", [](SamplingParams& p) { p.bad_words = {""}; }, "0 bytes"},
-      {"bad_words_token_ids[0]", [](SamplingParams& p) { p.bad_words_token_ids = {{}}; }, "0 entries"},
-      {"bad_words_token_ids[0][1]", [](SamplingParams& p) { p.bad_words_token_ids = {{1, -3}}; }, "-3"},
+      {"bad_words_token_ids[0]", [](SamplingParams& p) { p.bad_words_token_ids = {{}}; },
+       "0 entries"},
+      {"bad_words_token_ids[0][1]",
+       [](SamplingParams& p) {
+         p.bad_words_token_ids = {{1, -3}};
+       },
+       "-3"},
       {"min_tokens", [](SamplingParams& p) { p.min_tokens = -1; }, "-1"},
-      {"min_tokens", [](SamplingParams& p) { p.min_tokens = 5, p.max_tokens = 4; }, "max_tokens, which is 4"},
+      {"min_tokens", [](SamplingParams& p) { p.min_tokens = 5, p.max_tokens = 4; },
+       "max_tokens, which is 4"},
       {"max_tokens", [](SamplingParams& p) { p.max_tokens = -1; }, "allowed are 0"},
       {"max_tokens", [](SamplingParams& p) { p.max_tokens = int64_t{1} << 40; }, "1099511627776"},
       {"stop", [](SamplingParams& p) { p.stop.assign(65, "x"); }, "65 entries"},
-      {"stop[1]", [](SamplingParams& p) { p.stop = {"a", ""}; }, "0 bytes"},
+      {"stop[1]",
+       [](SamplingParams& p) {
+         p.stop = {"a", ""};
+       },
+       "0 bytes"},
       {"stop[0]", [](SamplingParams& p) { p.stop = {std::string(1025, 'a')}; }, "1025 bytes"},
-      {"stop_token_ids[0]", [](SamplingParams& p) { p.stop_token_ids = {int64_t{1} << 31}; }, "2147483648"},
+      {"stop_token_ids[0]", [](SamplingParams& p) { p.stop_token_ids = {int64_t{1} << 31}; },
+       "2147483648"},
       {"n", [](SamplingParams& p) { p.n = 0; }, "n is 0; allowed are 1 ... 1024."},
       {"logprobs", [](SamplingParams& p) { p.logprobs = 1001; }, "0 ... 1000"},
       {"prompt_logprobs", [](SamplingParams& p) { p.prompt_logprobs = -1; }, "-1"},
@@ -82,7 +115,8 @@ TEST(SamplingParams, EachBadValueIsNamedWithItsRange) {
       EXPECT_EQ(error.code, Code::kInvalidArgument);
     }
     EXPECT_TRUE(found) << c.field << ", " << c.says << ": "
-                       << (errors.empty() ? "no error" : errors[0].field + ": " + errors[0].message);
+                       << (errors.empty() ? "no error"
+                                          : errors[0].field + ": " + errors[0].message);
   }
 }
 
@@ -92,7 +126,8 @@ TEST(SamplingParams, AllProblemsAreReportedAtOnce) {
   params.top_k = 0;
   params.stop = {""};
   params.n = 0;
-  EXPECT_EQ(Fields(params.Validate()), (std::vector<std::string>{"temperature", "top_k", "stop[0]", "n"}));
+  EXPECT_EQ(Fields(params.Validate()),
+            (std::vector<std::string>{"temperature", "top_k", "stop[0]", "n"}));
 }
 
 TEST(SamplingParams, TokenIdsAreCheckedAgainstTheVocabularyWhenItIsKnown) {

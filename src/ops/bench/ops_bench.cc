@@ -83,18 +83,13 @@ __m128i ReadRange(const char* begin, const char* end) {
   return sum[0];
 }
 
-struct ReadRate {
-  double median_gbps = 0;  // of passes over the buffer
-  double best_gbps = 0;    // of pieces of kPieceBytes
-};
-
 // One call of a bandwidth-bound operation is about this long.
 constexpr int64_t kPieceBytes = int64_t{8} << 20;
 
-ReadRate MeasureRead(const Buffer& buffer, ThreadPool& pool, const OpsBenchOptions& options) {
+ReadBandwidth MeasureRead(const Buffer& buffer, ThreadPool& pool, const OpsBenchOptions& options) {
   const int64_t pieces = buffer.bytes() / kPieceBytes;
   const char* data = static_cast<const char*>(buffer.data());
-  ReadRate rate;
+  ReadBandwidth rate;
   std::vector<double> gbps;
   for (int run = 0; run < options.runs; ++run) {
     double seconds = 0;
@@ -139,17 +134,23 @@ double PeakGflops(double (*spin)(int64_t), ThreadPool& pool, const OpsBenchOptio
   return best;
 }
 
-Result<MachineCeilings> MeasureCeilings(const OpsBenchOptions& options, ThreadPool& pool) {
-  MachineCeilings ceilings;
+// Larger than any cache, and touched, so that reads go to memory.
+Result<Buffer> ColdBuffer(ThreadPool& pool) {
   const int64_t bytes = std::max<int64_t>(5 * LastLevelCacheBytes(), int64_t{256} << 20);
   DI_ASSIGN_OR_RETURN(Buffer buffer, Buffer::Allocate({}, bytes));
   char* data = static_cast<char*>(buffer.data());
   pool.ParallelFor(bytes >> 12, [&](int64_t begin, int64_t end, int) {
     std::memset(data + (begin << 12), 1, static_cast<size_t>((end - begin) << 12));
   });
+  return buffer;
+}
+
+Result<MachineCeilings> MeasureCeilings(const OpsBenchOptions& options, ThreadPool& pool) {
+  MachineCeilings ceilings;
+  DI_ASSIGN_OR_RETURN(const Buffer buffer, ColdBuffer(pool));
   ThreadPool one(1);
   ceilings.read_gbps_one_thread = MeasureRead(buffer, one, options).best_gbps;
-  const ReadRate read = MeasureRead(buffer, pool, options);
+  const ReadBandwidth read = MeasureRead(buffer, pool, options);
   ceilings.read_gbps = read.best_gbps;
   ceilings.read_median_gbps = read.median_gbps;
   const CpuFeatures& features = HostCpuFeatures();
@@ -277,6 +278,12 @@ Status OpsBench::Measure(const OpsBenchCase& bench_case) {
   }
   results_.push_back(std::move(result));
   return {};
+}
+
+Result<ReadBandwidth> MeasureReadBandwidth(int threads) {
+  ThreadPool pool(threads);
+  DI_ASSIGN_OR_RETURN(const Buffer buffer, ColdBuffer(pool));
+  return MeasureRead(buffer, pool, {});
 }
 
 Status RunOpsBench(const OpsBenchOptions& options, std::string* json) {

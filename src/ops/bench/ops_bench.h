@@ -30,6 +30,14 @@ struct OpsBenchOptions {
   std::function<void(std::string_view)> progress;
 };
 
+// What the memory of this machine delivers to sequential reads of data that no cache holds.
+struct ReadBandwidth {
+  double median_gbps = 0;  // of whole passes
+  double best_gbps = 0;    // of pieces as long as one bandwidth-bound operation
+};
+// Errors: kResourceExhausted.
+Result<ReadBandwidth> MeasureReadBandwidth(int threads);
+
 // Errors: kInvalidArgument (options), kResourceExhausted.
 Status RunOpsBench(const OpsBenchOptions& options, std::string* json);
 

@@ -1,0 +1,663 @@
+#include <simdjson.h>
+
+#include <algorithm>
+#include <charconv>
+#include <initializer_list>
+#include <limits>
+#include <utility>
+
+#include "apps/jsonl.h"
+#include "base/quoted.h"
+#include "text/chat_prompt.h"
+#include "text/utf8.h"
+
+namespace deepinfer {
+namespace {
+
+namespace ondemand = simdjson::ondemand;
+
+// The path of the value that holds byte `offset` of a JSON text, for instance
+// "sampling_params.stop[1]"; empty at the top level. The text may be broken.
+std::string PathAt(std::string_view text, size_t offset) {
+  struct Level {
+    bool is_array;
+    size_t index;
+    std::string key;
+  };
+  std::vector<Level> levels;
+  std::string last_string;
+  for (size_t i = 0; i < offset && i < text.size(); ++i) {
+    switch (text[i]) {
+      case '"': {
+        size_t end = i + 1;
+        while (end < text.size() && text[end] != '"') end += text[end] == '\\' ? 2 : 1;
+        if (end >= offset) i = offset;  // inside of this string
+        last_string = std::string(text.substr(i + 1, end - i - 1));
+        i = std::max(i, end);
+        break;
+      }
+      case ':':
+        if (!levels.empty()) levels.back().key = last_string;
+        break;
+      case ',':
+        if (!levels.empty()) levels.back().key.clear(), ++levels.back().index;
+        break;
+      case '{':
+      case '[':
+        if (levels.size() == 64) return "";  // no field of ours is that deep
+        levels.push_back({text[i] == '[', 0, ""});
+        break;
+      case '}':
+      case ']':
+        if (!levels.empty()) levels.pop_back();
+        break;
+      default:
+        break;
+    }
+  }
+  std::string path;
+  for (const Level& level : levels) {
+    if (level.is_array) {
+      path += fmt::format("[{}]", level.index);
+    } else if (!level.key.empty()) {
+      path += (path.empty() ? "" : ".") + level.key;
+    }
+  }
+  return path;
+}
+
+// Reads values of one line and collects everything that is wrong with it. After a syntax error
+// (`broken`) nothing else is read.
+class Reader {
+ public:
+  bool broken() const {
+    return broken_;
+  }
+  bool failed() const {
+    return broken_ || !problems_.empty();
+  }
+  void Add(std::string field, std::string message) {
+    if (problems_.size() < kMaxProblems)
+      problems_.push_back(Error{Code::kInvalidArgument, std::move(message), std::move(field)});
+  }
+  void AddAll(std::vector<Error> problems) {
+    for (Error& problem : problems) Add(std::move(problem.field), std::move(problem.message));
+  }
+  // All problems as one error; the first gives the field.
+  Error TakeError() {
+    Error error = problems_.front();
+    for (size_t i = 1; i < problems_.size(); ++i) error.message += " " + problems_[i].message;
+    return error;
+  }
+
+  void Syntax(const std::string& field, simdjson::error_code code) {
+    if (!broken_)
+      Add(field, fmt::format("{} is not valid JSON: {}", field.empty() ? "the line" : field,
+                             simdjson::error_message(code)));
+    broken_ = true;
+  }
+
+  bool IsNull(ondemand::value value) {
+    ondemand::json_type type;
+    return value.type().get(type) == simdjson::SUCCESS && type == ondemand::json_type::null &&
+           value.is_null();
+  }
+
+  void Read(const std::string& field, ondemand::value value, double* out) {
+    if (Is(field, value, ondemand::json_type::number, "a number"))
+      Take(field, value, value.get(*out), "a finite number");
+  }
+  void Read(const std::string& field, ondemand::value value, int64_t* out) {
+    if (Is(field, value, ondemand::json_type::number, "an integer"))
+      Take(field, value, value.get(*out), "an integer of 64 bits");
+  }
+  void Read(const std::string& field, ondemand::value value, bool* out) {
+    if (Is(field, value, ondemand::json_type::boolean, "true or false"))
+      Take(field, value, value.get(*out), "true or false");
+  }
+  void Read(const std::string& field, ondemand::value value, std::string* out) {
+    if (!Is(field, value, ondemand::json_type::string, "a string")) return;
+    std::string_view text;
+    Take(field, value, value.get(text), "a string");
+    *out = text;
+  }
+  // Null means absent.
+  template <class T>
+  void Read(const std::string& field, ondemand::value value, std::optional<T>* out) {
+    if (IsNull(value)) {
+      out->reset();
+    } else {
+      Read(field, value, &out->emplace());
+    }
+  }
+  template <class T>
+  void Read(const std::string& field, ondemand::value value, std::vector<T>* out) {
+    out->clear();
+    ondemand::array array;
+    if (!Is(field, value, ondemand::json_type::array, "a list") ||
+        !Take(field, value, value.get(array), "a list"))
+      return;
+    for (auto element : array) {
+      ondemand::value item;
+      const std::string name = fmt::format("{}[{}]", field, out->size());
+      if (const auto code = element.get(item); code != simdjson::SUCCESS) return Syntax(name, code);
+      T parsed{};
+      Read(name, item, &parsed);
+      if (broken_) return;
+      out->push_back(std::move(parsed));
+      if (problems_.size() == kMaxProblems) return Stop();
+    }
+  }
+
+  // Calls read(key, value) for each field of an object; `read` returns false for a field it does
+  // not know.
+  template <class F>
+  void ReadObject(const std::string& field, ondemand::value value, std::string_view known, F read) {
+    ondemand::object object;
+    if (!Is(field, value, ondemand::json_type::object, "an object") ||
+        !Take(field, value, value.get(object), "an object"))
+      return;
+    ReadFields(field, object, known, read);
+  }
+
+  template <class F>
+  void ReadFields(const std::string& path, ondemand::object object, std::string_view known,
+                  F read) {
+    std::vector<std::string> seen;
+    for (auto entry : object) {
+      std::string_view raw_key;
+      ondemand::value value;
+      if (auto code = entry.unescaped_key().get(raw_key); code != simdjson::SUCCESS)
+        return Syntax(path, code);
+      const std::string key(raw_key);
+      const std::string field = path.empty() ? key : path + "." + key;
+      if (auto code = entry.value().get(value); code != simdjson::SUCCESS)
+        return Syntax(field, code);
+      if (std::find(seen.begin(), seen.end(), key) != seen.end()) {
+        Add(field, fmt::format("{} is given twice.", Quoted(field)));
+      } else if (!read(key, field, value) && !broken_) {
+        Add(field, fmt::format("{} is not a known field; known are {}.", Quoted(field), known));
+      }
+      seen.push_back(key);
+      if (seen.size() > kMaxFields) {
+        Add(path, fmt::format("{} has more than {} fields.", path.empty() ? "the line" : path,
+                              kMaxFields));
+        return Stop();
+      }
+      if (broken_) return;
+    }
+  }
+
+ private:
+  static constexpr size_t kMaxProblems = 20;
+  static constexpr size_t kMaxFields = 2000;
+
+  void Stop() {
+    broken_ = true;
+  }
+
+  bool Is(const std::string& field, ondemand::value value, ondemand::json_type wanted,
+          const char* allowed) {
+    ondemand::json_type type;
+    if (value.type().get(type) != simdjson::SUCCESS) {  // NaN and the like
+      Mismatch(field, value, allowed);
+      Stop();
+      return false;
+    }
+    if (type == wanted) return true;
+    Mismatch(field, value, allowed);
+    return false;
+  }
+
+  bool Take(const std::string& field, ondemand::value value, simdjson::error_code code,
+            const char* allowed) {
+    if (code == simdjson::SUCCESS) return true;
+    Mismatch(field, value, allowed);
+    if (code != simdjson::INCORRECT_TYPE) Stop();
+    return false;
+  }
+
+  void Mismatch(const std::string& field, ondemand::value value, const char* allowed) {
+    std::string_view token = value.raw_json_token();
+    while (!token.empty() && static_cast<unsigned char>(token.back()) <= ' ')
+      token.remove_suffix(1);
+    const std::string shown = token == "{"   ? "an object"
+                              : token == "[" ? "a list"
+                                             : Quoted(token, 60);
+    Add(field, fmt::format("{} is {}; allowed is {}.", field.empty() ? "the line" : field, shown,
+                           allowed));
+  }
+
+  std::vector<Error> problems_;
+  bool broken_ = false;
+};
+
+bool IsWholeNumber(std::string_view text, int64_t* out) {
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), *out);
+  return error == std::errc() && end == text.data() + text.size() && !text.empty();
+}
+
+void ReadSeed(Reader& reader, const std::string& field, ondemand::value value,
+              std::optional<uint64_t>* out) {
+  out->reset();
+  if (reader.IsNull(value)) return;
+  uint64_t seed = 0;
+  if (value.get(seed) == simdjson::SUCCESS) {
+    *out = seed;
+    return;
+  }
+  int64_t negative = 0;  // modulo 2^64
+  reader.Read(field, value, &negative);
+  *out = static_cast<uint64_t>(negative);
+}
+
+void ReadLogitBias(Reader& reader, const std::string& field, ondemand::value value,
+                   std::map<int64_t, double>* out) {
+  out->clear();
+  reader.ReadObject(field, value, "token ids",
+                    [&](const std::string& key, const std::string& name, ondemand::value bias) {
+                      int64_t id = 0;
+                      if (!IsWholeNumber(key, &id)) {
+                        reader.Add(name, fmt::format("{} has the key {}; keys are token ids.",
+                                                     field, Quoted(key)));
+                      } else if (out->contains(id)) {
+                        reader.Add(name, fmt::format("{} names token {} twice.", field, id));
+                      } else {
+                        reader.Read(name, bias, &(*out)[id]);
+                      }
+                      return true;
+                    });
+}
+
+void ReadLogprobsMode(Reader& reader, const std::string& field, ondemand::value value,
+                      LogprobsMode* out) {
+  std::string name;
+  reader.Read(field, value, &name);
+  if (name == "processed") {
+    *out = LogprobsMode::kProcessed;
+  } else if (name == "raw") {
+    *out = LogprobsMode::kRaw;
+  } else if (!reader.failed()) {
+    reader.Add(field,
+               fmt::format("{} is {}; allowed are 'raw' and 'processed'.", field, Quoted(name)));
+  }
+}
+
+constexpr std::string_view kSamplingFields =
+    "temperature, top_k, top_p, min_p, presence_penalty, frequency_penalty, repetition_penalty, "
+    "logit_bias, allowed_token_ids, "
+    "bad_words, bad_words_token_ids, min_tokens, max_tokens, stop, stop_token_ids, "
+    "include_stop_str_in_output, ignore_eos, n, "
+    "logprobs, prompt_logprobs, logprobs_mode, seq_seed (or seed) and skip_special_tokens";
+
+bool ReadSamplingField(Reader& reader, const std::string& key, const std::string& field,
+                       ondemand::value value, SamplingParams* p) {
+  if (key == "temperature") return reader.Read(field, value, &p->temperature), true;
+  if (key == "top_k") return reader.Read(field, value, &p->top_k), true;
+  if (key == "top_p") return reader.Read(field, value, &p->top_p), true;
+  if (key == "min_p") return reader.Read(field, value, &p->min_p), true;
+  if (key == "presence_penalty") return reader.Read(field, value, &p->presence_penalty), true;
+  if (key == "frequency_penalty") return reader.Read(field, value, &p->frequency_penalty), true;
+  if (key == "repetition_penalty") return reader.Read(field, value, &p->repetition_penalty), true;
+  if (key == "logit_bias") return ReadLogitBias(reader, field, value, &p->logit_bias), true;
+  if (key == "allowed_token_ids") return reader.Read(field, value, &p->allowed_token_ids), true;
+  if (key == "bad_words") return reader.Read(field, value, &p->bad_words), true;
+  if (key == "bad_words_token_ids") return reader.Read(field, value, &p->bad_words_token_ids), true;
+  if (key == "min_tokens") return reader.Read(field, value, &p->min_tokens), true;
+  if (key == "max_tokens") return reader.Read(field, value, &p->max_tokens), true;
+  if (key == "stop") return reader.Read(field, value, &p->stop), true;
+  if (key == "stop_token_ids") return reader.Read(field, value, &p->stop_token_ids), true;
+  if (key == "include_stop_str_in_output")
+    return reader.Read(field, value, &p->include_stop_str_in_output), true;
+  if (key == "ignore_eos") return reader.Read(field, value, &p->ignore_eos), true;
+  if (key == "n") return reader.Read(field, value, &p->n), true;
+  if (key == "logprobs") return reader.Read(field, value, &p->logprobs), true;
+  if (key == "prompt_logprobs") return reader.Read(field, value, &p->prompt_logprobs), true;
+  if (key == "logprobs_mode")
+    return ReadLogprobsMode(reader, field, value, &p->logprobs_mode), true;
+  if (key == "seq_seed" || key == "seed") return ReadSeed(reader, field, value, &p->seq_seed), true;
+  if (key == "skip_special_tokens") return reader.Read(field, value, &p->skip_special_tokens), true;
+  return false;
+}
+
+void ReadSamplingParams(Reader& reader, const std::string& path, ondemand::value value,
+                        SamplingParams* params) {
+  bool has_seed = false;
+  reader.ReadObject(path, value, kSamplingFields,
+                    [&](const std::string& key, const std::string& field, ondemand::value item) {
+                      if (key == "seq_seed" || key == "seed") {
+                        if (has_seed)
+                          reader.Add(field,
+                                     "seed and seq_seed are the same parameter; give one of them.");
+                        has_seed = true;
+                      }
+                      return ReadSamplingField(reader, key, field, item, params);
+                    });
+}
+
+void ReadMessage(Reader& reader, const std::string& path, ondemand::value value, Message* message) {
+  bool has_role = false;
+  bool has_content = false;
+  reader.ReadObject(path, value, "role, content and reasoning_content",
+                    [&](const std::string& key, const std::string& field, ondemand::value item) {
+                      if (key == "role")
+                        return reader.Read(field, item, &message->role), has_role = true;
+                      if (key == "content")
+                        return reader.Read(field, item, &message->content), has_content = true;
+                      if (key == "reasoning_content")
+                        return reader.Read(field, item, &message->reasoning_content), true;
+                      return false;
+                    });
+  if (reader.broken()) return;
+  if (!has_role) reader.Add(path + ".role", fmt::format("{}.role is missing.", path));
+  if (!has_content) reader.Add(path + ".content", fmt::format("{}.content is missing.", path));
+}
+
+void ReadMessages(Reader& reader, const std::string& path, ondemand::value value,
+                  std::vector<Message>* messages) {
+  ondemand::array array;
+  if (value.get(array) != simdjson::SUCCESS) {
+    reader.Add(
+        path,
+        fmt::format("{} is not a list; allowed is a list of objects with role and content.", path));
+    return;
+  }
+  for (auto element : array) {
+    ondemand::value item;
+    const std::string name = fmt::format("{}[{}]", path, messages->size());
+    if (const auto code = element.get(item); code != simdjson::SUCCESS)
+      return reader.Syntax(name, code);
+    ReadMessage(reader, name, item, &messages->emplace_back());
+    if (reader.broken()) return;
+  }
+}
+
+void ReadEffort(Reader& reader, const std::string& field, ondemand::value value, int* effort) {
+  int64_t number = 0;
+  std::string_view name;
+  if (value.get(name) == simdjson::SUCCESS) {
+    const Result<int> named = ParseReasoningEffort(name);
+    if (!named.has_value()) {
+      reader.Add(field, named.error().message);
+    } else {
+      *effort = *named;
+    }
+    return;
+  }
+  reader.Read(field, value, &number);
+  if (reader.failed()) return;
+  if (number < 1 || number > 100) {
+    reader.Add(field, fmt::format("{} is {}; allowed are 1 ... 100, \"low\", \"high\" and \"max\".",
+                                  field, number));
+  } else {
+    *effort = static_cast<int>(number);
+  }
+}
+
+void ReadThinkingMode(Reader& reader, const std::string& field, ondemand::value value,
+                      bool* thinking) {
+  std::string name;
+  reader.Read(field, value, &name);
+  if (reader.failed()) return;
+  const Result<ThinkingMode> mode = ParseThinkingMode(name);
+  if (mode.has_value()) {
+    *thinking = *mode == ThinkingMode::kThinking;
+  } else {
+    reader.Add(field, mode.error().message);
+  }
+}
+
+void ReadId(Reader& reader, const std::string& field, ondemand::value value,
+            std::optional<LineId>* id) {
+  ondemand::json_type type;
+  if (value.type().get(type) == simdjson::SUCCESS && type == ondemand::json_type::number) {
+    int64_t number = 0;
+    reader.Read(field, value, &number);
+    if (!reader.failed()) *id = LineId{fmt::format("{}", number), true};
+    return;
+  }
+  std::string text;
+  const bool failed_before = reader.failed();
+  reader.Read(field, value, &text);
+  if (reader.failed() && !failed_before) return;
+  if (text.empty() || text.size() > 1024) {
+    reader.Add(field, fmt::format("id has {} bytes; allowed are 1 ... 1024.", text.size()));
+    return;
+  }
+  *id = LineId{std::move(text), false};
+}
+
+// Whether nothing follows the value that was read. This version of the parser tells so by having no
+// location.
+bool AtEnd(ondemand::document& document) {
+  const char* location = nullptr;
+  return document.current_location().get(location) != simdjson::SUCCESS;
+}
+
+// The id of a line whose remainder may be anything.
+std::optional<LineId> FindId(ondemand::parser& parser, const simdjson::padded_string& json) {
+  ondemand::document document;
+  ondemand::object object;
+  if (parser.iterate(json).get(document) != simdjson::SUCCESS ||
+      document.get_object().get(object) != simdjson::SUCCESS)
+    return {};
+  ondemand::value value;
+  if (object.find_field_unordered("id").get(value) != simdjson::SUCCESS) return {};
+  Reader reader;
+  std::optional<LineId> id;
+  ReadId(reader, "id", value, &id);
+  return id;
+}
+
+// Parses the object of one line: read(key, field, value) for every field but the id, then check()
+// if all were fine so far.
+template <class T, class Read, class Check>
+ParsedLine<T> ParseLine(std::string_view line, std::string_view known, T* parsed, Reader& reader,
+                        Read read, Check check) {
+  ParsedLine<T> result{std::nullopt, T{}};
+  ondemand::parser parser;
+  const auto fail = [&](Error error) {
+    result.value = tl::unexpected<Error>(std::move(error));
+    return result;
+  };
+  if (const std::optional<size_t> bad = FindInvalidUtf8(line); bad.has_value()) {
+    std::string lossy;
+    AppendLossyUtf8(line, &lossy);
+    result.id = FindId(parser, simdjson::padded_string(lossy));
+    const std::string path = PathAt(line, *bad);
+    return fail(Error{Code::kInvalidArgument,
+                      fmt::format("{} is not UTF-8 at byte {} of the line.",
+                                  path.empty() ? "the line" : path, *bad),
+                      path});
+  }
+  const simdjson::padded_string json(line);
+  result.id = FindId(parser, json);
+
+  ondemand::document document;
+  ondemand::object object;
+  simdjson::error_code code = parser.iterate(json).get(document);
+  if (code == simdjson::SUCCESS) code = document.get_object().get(object);
+  if (code == simdjson::INCORRECT_TYPE) {
+    return fail(Error{Code::kInvalidArgument, "the line is not a JSON object.", ""});
+  }
+  if (code != simdjson::SUCCESS) {
+    reader.Syntax("", code);
+    return fail(reader.TakeError());
+  }
+  std::optional<LineId> id;
+  bool has_id = false;
+  reader.ReadFields("", object, known,
+                    [&](const std::string& key, const std::string& field, ondemand::value value) {
+                      if (key != "id") return read(key, field, value);
+                      has_id = true;
+                      ReadId(reader, field, value, &id);
+                      return true;
+                    });
+  if (!reader.broken()) {
+    if (!AtEnd(document)) reader.Add("", "the line goes on after its JSON object.");
+    if (!has_id) reader.Add("id", "id is missing; every line needs one, a string or an integer.");
+  }
+  if (!reader.failed()) check();
+  if (reader.failed()) return fail(reader.TakeError());
+  result.value = std::move(*parsed);
+  return result;
+}
+
+}  // namespace
+
+ParsedLine<Request> ParseGenerateLine(std::string_view line, const SamplingParams& defaults) {
+  Request request;
+  request.sampling_params = defaults;
+  Reader reader;
+  std::vector<std::string> prompts;  // names of the fields that give one
+  Chat chat;
+  std::string chat_option;
+  const auto read = [&](const std::string& key, const std::string& field, ondemand::value value) {
+    if (key == "prompt") {
+      reader.Read(field, value, &request.prompt.emplace<std::string>());
+    } else if (key == "prompt_token_ids") {
+      reader.Read(field, value, &request.prompt.emplace<std::vector<int64_t>>());
+    } else if (key == "messages") {
+      ReadMessages(reader, field, value, &chat.messages);
+    } else if (key == "sampling_params") {
+      ReadSamplingParams(reader, field, value, &request.sampling_params);
+      return true;
+    } else if (key == "thinking_mode") {
+      ReadThinkingMode(reader, field, value, &chat.thinking);
+      chat_option = field;
+      return true;
+    } else if (key == "reasoning_effort") {
+      ReadEffort(reader, field, value, &chat.reasoning_effort);
+      chat_option = field;
+      return true;
+    } else {
+      return false;
+    }
+    prompts.push_back(key);
+    return true;
+  };
+  const auto check = [&] {
+    if (prompts.empty()) {
+      reader.Add("prompt",
+                 "the prompt is missing; give one of prompt, prompt_token_ids and messages.");
+      return;
+    }
+    if (prompts.size() > 1) {
+      reader.Add(prompts[1],
+                 fmt::format(
+                     "{} and {} are both given; give one of prompt, prompt_token_ids and messages.",
+                     prompts[0], prompts[1]));
+      return;
+    }
+    if (prompts[0] == "messages") {
+      request.prompt = std::move(chat);
+    } else if (!chat_option.empty()) {
+      reader.Add(chat_option,
+                 fmt::format("{} is given without messages; it has no effect on other prompts.",
+                             chat_option));
+    }
+    std::vector<Error> problems = request.sampling_params.Validate();
+    for (Error& problem : problems) problem.field = "sampling_params." + problem.field;
+    reader.AddAll(std::move(problems));
+  };
+  ParsedLine<Request> parsed = ParseLine(
+      line,
+      "id, prompt, prompt_token_ids, messages, sampling_params, thinking_mode and reasoning_effort",
+      &request, reader, read, check);
+  if (parsed.value.has_value() && parsed.id.has_value()) parsed.value->id = parsed.id->text;
+  return parsed;
+}
+
+ParsedLine<TextLine> ParseTextLine(std::string_view line) {
+  TextLine parsed;
+  Reader reader;
+  bool found = false;
+  const auto read = [&](const std::string& key, const std::string& field, ondemand::value value) {
+    if (key != "text") return false;
+    reader.Read(field, value, &parsed.text);
+    return found = true;
+  };
+  const auto check = [&] {
+    if (!found) reader.Add("text", "text is missing.");
+  };
+  return ParseLine(line, "id and text", &parsed, reader, read, check);
+}
+
+ParsedLine<IdsLine> ParseIdsLine(std::string_view line) {
+  IdsLine parsed;
+  Reader reader;
+  bool found = false;
+  const auto read = [&](const std::string& key, const std::string& field, ondemand::value value) {
+    if (key != "ids") return false;
+    reader.Read(field, value, &parsed.ids);
+    return found = true;
+  };
+  const auto check = [&] {
+    if (!found) reader.Add("ids", "ids is missing.");
+  };
+  return ParseLine(line, "id and ids", &parsed, reader, read, check);
+}
+
+ParsedLine<LogitsLine> ParseLogitsLine(std::string_view line) {
+  LogitsLine parsed;
+  Reader reader;
+  bool has_chunks = false;
+  const auto read = [&](const std::string& key, const std::string& field, ondemand::value value) {
+    if (key == "token_ids") {
+      reader.Read(field, value, &parsed.token_ids);
+    } else if (key == "chunks") {
+      has_chunks = true;
+      reader.Read(field, value, &parsed.chunks);
+    } else {
+      return false;
+    }
+    return true;
+  };
+  const auto check = [&] {
+    if (parsed.token_ids.empty())
+      reader.Add("token_ids", "token_ids is missing or empty; at least one token is needed.");
+    int64_t left = static_cast<int64_t>(parsed.token_ids.size());
+    for (size_t i = 0; i < parsed.chunks.size(); ++i) {
+      if (parsed.chunks[i] >= 1 && parsed.chunks[i] <= left) {
+        left -= parsed.chunks[i];
+        continue;
+      }
+      reader.Add(fmt::format("chunks[{}]", i),
+                 fmt::format("chunks[{}] is {}; allowed are 1 ... {}, the tokens that are left.", i,
+                             parsed.chunks[i], left));
+      return;
+    }
+    if (has_chunks && left > 0) {
+      reader.Add("chunks", fmt::format("chunks leave out the last {} of {} tokens.", left,
+                                       parsed.token_ids.size()));
+    }
+  };
+  return ParseLine(line, "id, token_ids and chunks", &parsed, reader, read, check);
+}
+
+Result<SamplingParams> ParseSamplingParams(std::string_view json) {
+  if (const std::optional<size_t> bad = FindInvalidUtf8(json); bad.has_value()) {
+    return Fail(Code::kInvalidArgument,
+                fmt::format("sampling_params is not UTF-8 at byte {}.", *bad), "sampling_params");
+  }
+  SamplingParams params;
+  Reader reader;
+  ondemand::parser parser;
+  const simdjson::padded_string padded(json);
+  ondemand::document document;
+  ondemand::value value;
+  simdjson::error_code code = parser.iterate(padded).get(document);
+  if (code == simdjson::SUCCESS) code = document.get_value().get(value);
+  if (code != simdjson::SUCCESS) {
+    reader.Syntax("sampling_params", code);
+  } else {
+    ReadSamplingParams(reader, "sampling_params", value, &params);
+    if (!reader.broken() && !AtEnd(document))
+      reader.Add("sampling_params", "sampling_params goes on after its JSON object.");
+  }
+  if (!reader.failed()) reader.AddAll(params.Validate());
+  if (reader.failed()) return tl::unexpected<Error>(reader.TakeError());
+  return params;
+}
+
+}  // namespace deepinfer

@@ -1,0 +1,158 @@
+// The commands tokenize, detokenize and logits as a user runs them.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+namespace {
+
+using nlohmann::json;
+using ::testing::HasSubstr;
+
+constexpr char kProgram[] = DI_BINARY_DIR "/deepinfer";
+constexpr char kModel[] = DI_TEST_DATA_DIR "/model/two/checkpoint";
+
+class CommandsTest : public ::testing::Test {
+ protected:
+  CommandsTest()
+      : dir_(std::filesystem::temp_directory_path() /
+             ("deepinfer_commands_" + std::to_string(::getpid()))) {
+    std::filesystem::create_directories(dir_);
+  }
+  ~CommandsTest() override {
+    std::filesystem::remove_all(dir_);
+  }
+  std::string Path(const std::string& name) const {
+    return (dir_ / name).string();
+  }
+  std::string Write(const std::string& name, const std::string& content) const {
+    std::ofstream(Path(name), std::ios::binary) << content;
+    return Path(name);
+  }
+  static std::string Read(const std::string& path) {
+    std::ifstream file(path, std::ios::binary);
+    return {std::istreambuf_iterator<char>(file), {}};
+  }
+  static std::vector<json> ReadLines(const std::string& path) {
+    std::vector<json> lines;
+    std::ifstream file(path, std::ios::binary);
+    for (std::string line; std::getline(file, line);) lines.push_back(json::parse(line));
+    return lines;
+  }
+  static int Run(const std::string& arguments) {
+    const int wait = std::system((std::string(kProgram) + " " + arguments).c_str());
+    return WIFEXITED(wait) ? WEXITSTATUS(wait) : -1;
+  }
+  // The bytes of one tensor of a safetensors file, and its shape.
+  static std::string Tensor(const std::string& path, const std::string& name,
+                            std::vector<int64_t>* shape = nullptr) {
+    const std::string content = Read(path);
+    uint64_t header_bytes = 0;
+    std::memcpy(&header_bytes, content.data(), sizeof(header_bytes));
+    const json entry = json::parse(content.substr(8, header_bytes)).at(name);
+    if (shape != nullptr) *shape = entry["shape"].get<std::vector<int64_t>>();
+    const size_t begin = entry["data_offsets"][0];
+    const size_t end = entry["data_offsets"][1];
+    return content.substr(8 + header_bytes + begin, end - begin);
+  }
+
+  std::filesystem::path dir_;
+};
+
+TEST_F(CommandsTest, TokenizeAndDetokenizeAreInverse) {
+  const std::string text = Write(
+      "text",
+      "{\"id\": \"a\", \"text\": \"The <｜User｜> café\\n😀\"}\n\n{\"id\": 2, \"text\": \"\"}\n");
+  EXPECT_EQ(Run("tokenize --model " + std::string(kModel) + " --input " + text + " --output " +
+                Path("ids")),
+            0);
+  EXPECT_EQ(Run("detokenize --tokenizer " + std::string(kModel) + "/tokenizer.json < " +
+                Path("ids") + " > " + Path("back")),
+            0);
+  const std::vector<json> back = ReadLines(Path("back"));
+  ASSERT_EQ(back.size(), 2u);
+  EXPECT_EQ(back[0], (json{{"id", "a"}, {"text", "The <｜User｜> café\n😀"}}));
+  EXPECT_EQ(back[1], (json{{"id", 2}, {"text", ""}}));
+
+  EXPECT_EQ(Run("tokenize --no-special --model " + std::string(kModel) + " --input " + text +
+                " --output " + Path("plain")),
+            0);
+  const std::vector<int> ids = ReadLines(Path("ids"))[0]["ids"];
+  const std::vector<int> plain = ReadLines(Path("plain"))[0]["ids"];
+  EXPECT_EQ(std::count(ids.begin(), ids.end(), 501), 1);
+  EXPECT_EQ(std::count(plain.begin(), plain.end(), 501), 0);
+}
+
+TEST_F(CommandsTest, FaultyLinesOfTokenizeAreErrorsOfTheirOwn) {
+  const std::string input =
+      Write("in", "{\"id\": 1, \"text\": \"\xff\"}\n{\"id\": 2, \"text\": \"x\"}\nnonsense\n");
+  EXPECT_EQ(Run("tokenize --model " + std::string(kModel) + " --input " + input + " --output " +
+                Path("out")),
+            3);
+  const std::vector<json> lines = ReadLines(Path("out"));
+  ASSERT_EQ(lines.size(), 3u);
+  EXPECT_EQ(lines[0]["error"]["field"], "text");
+  EXPECT_EQ(lines[0]["id"], 1);
+  EXPECT_TRUE(lines[1].contains("ids"));
+  EXPECT_TRUE(lines[2]["id"].is_null());
+  const std::string ids = Write("ids", "{\"id\": 1, \"ids\": [5, 512]}");
+  EXPECT_EQ(Run("detokenize --model " + std::string(kModel) + " --input " + ids + " --output " +
+                Path("out")),
+            3);
+  EXPECT_EQ(ReadLines(Path("out"))[0]["error"]["field"], "ids[1]");
+}
+
+TEST_F(CommandsTest, LogitsDoNotDependOnChunksAndLastKeepsTheLastRows) {
+  json ids = json::array();
+  for (int i = 0; i < 40; ++i) ids.push_back(i * 37 % 512);
+  const std::string input = Write(
+      "in", json{{"id", "whole"}, {"token_ids", ids}}.dump() + "\n" +
+                json{{"id", "cut"}, {"token_ids", ids}, {"chunks", {1, 7, 30, 2}}}.dump() + "\n");
+  const std::string command =
+      "logits --model " + std::string(kModel) + " --input " + input + " --output ";
+  ASSERT_EQ(Run(command + Path("all")), 0);
+  std::vector<int64_t> shape;
+  const std::string whole = Tensor(Path("all"), "whole", &shape);
+  EXPECT_EQ(shape, (std::vector<int64_t>{40, 512}));
+  EXPECT_TRUE(whole == Tensor(Path("all"), "cut"));
+
+  ASSERT_EQ(Run(command + Path("last") + " --last 5 --dump-layers"), 0);
+  const std::string last = Tensor(Path("last"), "cut", &shape);
+  EXPECT_EQ(shape, (std::vector<int64_t>{5, 512}));
+  EXPECT_TRUE(last == whole.substr(whole.size() - last.size()));
+  Tensor(Path("last"), "cut/streams.1", &shape);
+  EXPECT_EQ(shape, (std::vector<int64_t>{5, 4, 256}));
+  for (const std::string name :
+       {"streams.0", "streams.1", "experts.0", "experts.1", "selected.1"}) {
+    EXPECT_TRUE(Tensor(Path("last"), "whole/" + name) == Tensor(Path("last"), "cut/" + name))
+        << name;
+  }
+
+  ASSERT_EQ(Run(command + Path("reference") + " --numerics reference"), 0);
+  EXPECT_FALSE(Tensor(Path("reference"), "whole") == whole);
+}
+
+TEST_F(CommandsTest, LogitsRefusesFaultyInputAndWritesNothing) {
+  const std::string input = Write("in",
+                                  "{\"id\": 1, \"token_ids\": [1]}\n{\"id\": 2, \"token_ids\": "
+                                  "[512]}\n{\"id\": 1, \"token_ids\": [3]}\n");
+  EXPECT_EQ(Run("logits --model " + std::string(kModel) + " --input " + input + " --output " +
+                Path("out") + " 2> " + Path("log")),
+            1);
+  EXPECT_THAT(Read(Path("log")),
+              HasSubstr("line 2: token_ids[0] is 512; token ids of this model are 0 ... 511."));
+  EXPECT_THAT(Read(Path("log")), HasSubstr("line 3: id '1' was used in line 1"));
+  EXPECT_FALSE(std::filesystem::exists(Path("out")));
+}
+
+}  // namespace

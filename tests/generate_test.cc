@@ -1,0 +1,293 @@
+// The main job as a user runs it: the program over files of prompts, with a tiny checkpoint.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <random>
+#include <string>
+#include <vector>
+
+namespace {
+
+using nlohmann::json;
+using ::testing::HasSubstr;
+
+constexpr char kProgram[] = DI_BINARY_DIR "/deepinfer";
+constexpr char kModel[] = DI_TEST_DATA_DIR "/model/two";
+
+class GenerateTest : public ::testing::Test {
+ protected:
+  GenerateTest()
+      : dir_(std::filesystem::temp_directory_path() /
+             ("deepinfer_generate_" + std::to_string(::getpid()))) {
+    std::filesystem::create_directories(dir_);
+  }
+  ~GenerateTest() override {
+    std::filesystem::remove_all(dir_);
+  }
+
+  std::string Path(const std::string& name) const {
+    return (dir_ / name).string();
+  }
+  std::string Write(const std::string& name, const std::string& content) const {
+    std::ofstream(Path(name), std::ios::binary) << content;
+    return Path(name);
+  }
+  static std::string Read(const std::string& path) {
+    std::ifstream file(path, std::ios::binary);
+    return {std::istreambuf_iterator<char>(file), {}};
+  }
+  static std::vector<json> ReadLines(const std::string& path) {
+    std::vector<json> lines;
+    std::ifstream file(path, std::ios::binary);
+    for (std::string line; std::getline(file, line);) lines.push_back(json::parse(line));
+    return lines;
+  }
+  // The exit status of a shell command.
+  static int Shell(const std::string& command) {
+    const int wait = std::system(command.c_str());
+    return WIFEXITED(wait) ? WEXITSTATUS(wait) : -1;
+  }
+  static std::string Generate(const std::string& arguments) {
+    return std::string(kProgram) + " generate --model " + kModel + "/checkpoint " + arguments;
+  }
+
+  std::filesystem::path dir_;
+};
+
+json Prompt(std::mt19937& rng, size_t max_tokens) {
+  json ids = json::array();
+  const size_t count = 1 + rng() % max_tokens;
+  for (size_t i = 0; i < count; ++i) ids.push_back(rng() % 480);
+  return ids;
+}
+
+struct Lines {
+  std::string text;
+  std::map<size_t, std::string> faulty;  // line index to the field that the error must name
+};
+
+// 1,000 lines of mixed length and kind, 30 of them wrong in ten ways.
+Lines ThousandLines() {
+  std::mt19937 rng(7);
+  Lines lines;
+  for (size_t i = 0; i < 1000; ++i) {
+    json line = {{"id", "line-" + std::to_string(i)},
+                 {"sampling_params", {{"max_tokens", 1 + rng() % 8}, {"seed", i}}}};
+    if (i % 5 == 0) {
+      line["prompt"] = "The " + std::to_string(rng()) + " cats sat on the mat.";
+    } else if (i % 5 == 1) {
+      line["messages"] =
+          json::array({{{"role", "system"}, {"content", "Be brief."}},
+                       {{"role", "user"}, {"content", "Hi, No. " + std::to_string(i)}}});
+    } else {
+      line["prompt_token_ids"] = Prompt(rng, i % 50 == 2 ? 300 : 30);
+    }
+    if (i % 3 == 0) line["sampling_params"]["temperature"] = 0;
+    if (i % 7 == 0) line["sampling_params"]["n"] = 2;
+    std::string text = line.dump();
+    if (i % 33 == 16) {
+      line.erase("prompt");
+      line.erase("messages");
+      line["prompt_token_ids"] = {1, 2};
+      std::string& field = lines.faulty[i];
+      switch (lines.faulty.size() % 10) {
+        case 0:
+          text = "{\"id\":\"line-" + std::to_string(i) + "\",\"prompt\":\"caf\xe9\"}";
+          field = "prompt";
+          break;
+        case 1:
+          line["sampling_params"]["max_token"] = 5;
+          field = "sampling_params.max_token";
+          break;
+        case 2:
+          line["sampling_params"]["top_p"] = "0.5";
+          field = "sampling_params.top_p";
+          break;
+        case 3:
+          line.erase("prompt_token_ids");
+          line["prompt"] = "";
+          field = "prompt";
+          break;
+        case 4:
+          line["prompt_token_ids"] = {1, 512};
+          field = "prompt_token_ids[1]";
+          break;
+        case 5:
+          line["prompt_token_ids"] = std::vector<int>(1024, 5);
+          field = "prompt_token_ids";
+          break;
+        case 6:
+          text = "{\"id\":\"line-" + std::to_string(i) +
+                 "\",\"prompt\":\"x\",\"sampling_params\":{\"temperature\":NaN}}";
+          field = "sampling_params.temperature";
+          break;
+        case 7:
+          line["prompt_token_ids"] = json::array();
+          field = "prompt_token_ids";
+          break;
+        case 8:
+          line["sampling_params"]["stop_token_ids"] = {-1};
+          field = "sampling_params.stop_token_ids[0]";
+          break;
+        default:
+          line["colour"] = "blue";
+          field = "colour";
+          break;
+      }
+      if (lines.faulty.size() % 10 != 0 && lines.faulty.size() % 10 != 6) text = line.dump();
+    }
+    lines.text += text + "\n";
+  }
+  return lines;
+}
+
+TEST_F(GenerateTest, AThousandPromptsWithThirtyFaultyLinesGiveAThousandAnswersInOrder) {
+  const Lines lines = ThousandLines();
+  ASSERT_EQ(lines.faulty.size(), 30u);
+  const std::string input = Write("in.jsonl", lines.text);
+  EXPECT_EQ(
+      Shell(Generate("--input " + input + " --output " + Path("out.jsonl") + " 2> " + Path("log"))),
+      3);
+  const std::vector<json> outputs = ReadLines(Path("out.jsonl"));
+  ASSERT_EQ(outputs.size(), 1000u);
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    const json& output = outputs[i];
+    EXPECT_EQ(output["id"], "line-" + std::to_string(i));
+    if (const auto fault = lines.faulty.find(i); fault != lines.faulty.end()) {
+      ASSERT_TRUE(output.contains("error")) << output;
+      EXPECT_EQ(output["error"]["field"], fault->second) << output;
+      EXPECT_EQ(output["error"]["code"], "invalid_argument");
+      EXPECT_EQ(output["line"], i + 1);
+      EXPECT_FALSE(output.contains("outputs"));
+    } else {
+      ASSERT_FALSE(output.contains("error")) << output;
+      ASSERT_EQ(output["outputs"].size(), i % 7 == 0 ? 2u : 1u);
+      for (const json& completion : output["outputs"]) {
+        EXPECT_GE(completion["token_ids"].size(), 1u);
+        EXPECT_EQ(completion["token_logprobs"].size(), completion["token_ids"].size());
+        EXPECT_TRUE(completion["finish_reason"] == "stop" ||
+                    completion["finish_reason"] == "length");
+      }
+    }
+  }
+  EXPECT_THAT(Read(Path("log")), HasSubstr("1000/1000 done (30 failed), prompt "));
+  EXPECT_EQ(Read(Path("log")).find('\r'), std::string::npos);
+
+  // Right answers depend on nothing but the line: other batches, fewer threads and a small cache
+  // give the same bits.
+  EXPECT_EQ(Shell(Generate("--input " + input + " --output " + Path("again.jsonl") +
+                           " --max-num-seqs 5 --max-num-batched-tokens 24 --threads 1 "
+                           "--cache-tokens 1280 --no-progress")),
+            3);
+  const std::vector<json> again = ReadLines(Path("again.jsonl"));
+  ASSERT_EQ(again.size(), 1000u);
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    EXPECT_EQ(outputs[i].value("outputs", json()), again[i].value("outputs", json())) << i;
+  }
+}
+
+TEST_F(GenerateTest, GreedyOutputContinuesTheRecordedTokens) {
+  std::string input;
+  std::map<std::string, std::vector<int>> expected;
+  std::ifstream recorded(std::string(kModel) + "/tokens.jsonl");
+  for (std::string text; std::getline(recorded, text);) {
+    const json line = json::parse(text);
+    const std::vector<int> ids = line["token_ids"];
+    const auto prompt_end = ids.begin() + line["chunks"][0].get<int>();
+    expected[line["id"]] = std::vector<int>(prompt_end, ids.end());
+    input += json{{"id", line["id"]},
+                  {"prompt_token_ids", std::vector<int>(ids.begin(), prompt_end)},
+                  {"sampling_params",
+                   {{"temperature", 0},
+                    {"ignore_eos", true},
+                    {"max_tokens", ids.end() - prompt_end},
+                    {"logprobs", 2}}}}
+                 .dump() +
+             "\n";
+  }
+  ASSERT_GE(expected.size(), 8u);
+  EXPECT_EQ(Shell(Generate("--no-progress --input " + Write("in.jsonl", input) + " --output " +
+                           Path("out.jsonl"))),
+            0);
+  for (const json& output : ReadLines(Path("out.jsonl"))) {
+    const json& completion = output["outputs"][0];
+    const std::vector<int> ids = completion["token_ids"];
+    const std::vector<int>& recorded_ids = expected.at(output["id"]);
+    ASSERT_EQ(ids.size(), recorded_ids.size());
+    for (size_t i = 0; i < ids.size(); ++i) {
+      if (ids[i] == recorded_ids[i]) continue;
+      // A near-tie may fall the other way; what follows is then another text.
+      const json& top = completion["top_logprobs"][i];
+      EXPECT_LT(top[0].get<double>() - top[1].get<double>(), 0.02)
+          << output["id"] << ", token " << i;
+      EXPECT_EQ(completion["top_token_ids"][i][1], recorded_ids[i]);
+      break;
+    }
+  }
+}
+
+TEST_F(GenerateTest, ReadsStandardInputAndWritesStandardOutput) {
+  const std::string input = Write(
+      "in.jsonl", "\r\n{\"id\": 7, \"prompt\": \"the\", \"sampling_params\": {\"max_tokens\": 3}}");
+  EXPECT_EQ(
+      Shell(Generate("--input - --output - < " + input + " > " + Path("out") + " 2> /dev/null")),
+      0);
+  const std::vector<json> outputs = ReadLines(Path("out"));
+  ASSERT_EQ(outputs.size(), 1u);
+  EXPECT_EQ(outputs[0]["id"], 7);
+  EXPECT_EQ(
+      Shell(Generate("--input " + Write("empty", "") + " > " + Path("out") + " 2> /dev/null")), 0);
+  EXPECT_EQ(Read(Path("out")), "");
+}
+
+TEST_F(GenerateTest, APromptOnTheCommandLinePrintsItsText) {
+  const std::string params = R"('{"temperature": 0, "max_tokens": 12}')";
+  EXPECT_EQ(
+      Shell(Generate("--prompt 'the cat' --sampling-params " + params + " > " + Path("text"))), 0);
+  const std::string input = Write("in.jsonl", R"({"id": "a", "prompt": "the cat"})");
+  EXPECT_EQ(Shell(Generate("--no-progress --input " + input + " --output " + Path("out") +
+                           " --sampling-params " + params)),
+            0);
+  EXPECT_EQ(Read(Path("text")),
+            ReadLines(Path("out")).at(0)["outputs"][0]["text"].get<std::string>() + "\n");
+}
+
+TEST_F(GenerateTest, WrongUsageHasItsOwnStatusAndSentence) {
+  EXPECT_EQ(Shell(Generate("2> " + Path("log"))), 2);
+  EXPECT_THAT(Read(Path("log")), HasSubstr("--input or --prompt"));
+  EXPECT_EQ(Shell(Generate("--prompt x --sampling-params '{\"n\": 0}' 2> " + Path("log"))), 1);
+  EXPECT_THAT(Read(Path("log")), HasSubstr("n is 0; allowed are 1 ... 1024."));
+  EXPECT_EQ(Shell(Generate("--input /nonexistent 2> " + Path("log"))), 1);
+  EXPECT_THAT(Read(Path("log")), HasSubstr("'/nonexistent'"));
+}
+
+TEST_F(GenerateTest, AnInterruptKeepsWhatIsFinished) {
+  std::string input;
+  for (int i = 0; i < 20'000; ++i) {
+    input += json{{"id", i},
+                  {"prompt_token_ids", {1, 2, 3}},
+                  {"sampling_params", {{"max_tokens", 20}, {"ignore_eos", true}}}}
+                 .dump() +
+             "\n";
+  }
+  const std::string command =
+      Generate("--input " + Write("in.jsonl", input) + " --output " + Path("out.jsonl")) + " 2> " +
+      Path("log") + " & pid=$!; while [ ! -s " + Path("out.jsonl") +
+      " ]; do sleep 0.05; kill -0 $pid || exit 99; done; kill -INT $pid; wait $pid";
+  EXPECT_EQ(Shell(command), 130);
+  const std::vector<json> outputs = ReadLines(Path("out.jsonl"));
+  EXPECT_GE(outputs.size(), 1u);
+  EXPECT_LT(outputs.size(), 20'000u);
+  for (const json& output : outputs) EXPECT_EQ(output["outputs"][0]["token_ids"].size(), 20u);
+  EXPECT_THAT(Read(Path("log")), HasSubstr("interrupted; "));
+}
+
+}  // namespace
