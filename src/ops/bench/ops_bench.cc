@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "base/cpu_features.h"
+#include "ops/bench/model_ops_bench.h"
 #include "ops/bench/ops_bench_cases.h"
 #include "ops/bench/peaks.h"
 #include "tensor/buffer.h"
@@ -25,6 +26,10 @@ struct OpEntry {
 };
 constexpr OpEntry kOps[] = {
     {"linear", &BenchLinear},
+    {"sparse_attention", &BenchSparseAttention},
+    {"indexer", &BenchIndexer},
+    {"hyper_connection", &BenchHyperConnection},
+    {"rows", &BenchRowOps},
 };
 
 constexpr CpuLevel kLevels[] = {CpuLevel::kAvx2, CpuLevel::kAvx512, CpuLevel::kAvx512Bf16,
