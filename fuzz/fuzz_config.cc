@@ -1,5 +1,6 @@
-// A config.json from anywhere is refused or is a model that everything derived from it can handle: roles, sources, Engram
-// constants, and an inventory whose sizes do not overflow. Seed the corpus with tests/data/configs.
+// A config.json from anywhere is refused or is a model that everything derived from it can handle:
+// roles, sources, Engram constants, and an inventory whose sizes do not overflow. Seed the corpus
+// with tests/data/configs.
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
@@ -29,7 +30,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     if (constants.layers[i].rows != config->engram_num_embeddings[i]) std::abort();
     for (const int64_t multiplier : constants.layers[i].multipliers) {
       int64_t product = 0;
-      if (__builtin_mul_overflow(multiplier, config->engram_compressed_vocab_size - 1, &product)) std::abort();
+      if (__builtin_mul_overflow(multiplier, config->engram_compressed_vocab_size - 1, &product))
+        std::abort();
     }
   }
   int64_t bytes = 0;

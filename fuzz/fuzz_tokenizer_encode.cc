@@ -1,5 +1,5 @@
-// Arbitrary bytes are refused as text or survive encoding and decoding; arbitrary ids decode the same at once and one by
-// one.
+// Arbitrary bytes are refused as text or survive encoding and decoding; arbitrary ids decode the
+// same at once and one by one.
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>

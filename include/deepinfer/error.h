@@ -10,10 +10,12 @@
 
 namespace deepinfer {
 
-// std::source_location in the two members we use; Clang 14, which builds the fuzz targets, cannot compile libstdc++'s.
+// std::source_location in the two members we use; Clang 14, which builds the fuzz targets, cannot
+// compile libstdc++'s.
 class SourceLocation {
  public:
-  static constexpr SourceLocation current(const char* file = __builtin_FILE(), unsigned line = __builtin_LINE()) {
+  static constexpr SourceLocation current(const char* file = __builtin_FILE(),
+                                          unsigned line = __builtin_LINE()) {
     SourceLocation location;
     location.file_ = file;
     location.line_ = line;

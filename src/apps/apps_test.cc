@@ -31,14 +31,16 @@ Outcome RunProgram(const std::string& arguments) {
   FILE* pipe = ::popen(command.c_str(), "r");
   if (pipe == nullptr) return outcome;
   std::array<char, 4096> buffer;
-  while (const size_t count = std::fread(buffer.data(), 1, buffer.size(), pipe)) outcome.output.append(buffer.data(), count);
+  while (const size_t count = std::fread(buffer.data(), 1, buffer.size(), pipe))
+    outcome.output.append(buffer.data(), count);
   const int wait = ::pclose(pipe);
   outcome.status = WIFEXITED(wait) ? WEXITSTATUS(wait) : -1;
   return outcome;
 }
 
 TEST(Program, MakesATinyCheckpointAndInspectsIt) {
-  const std::filesystem::path dir = std::filesystem::temp_directory_path() / fmt::format("deepinfer_apps_{}", ::getpid());
+  const std::filesystem::path dir =
+      std::filesystem::temp_directory_path() / fmt::format("deepinfer_apps_{}", ::getpid());
   std::filesystem::remove_all(dir);
   const Outcome made = RunProgram("make-checkpoint --seed 5 " + dir.string());
   EXPECT_EQ(made.status, 0) << made.output;
@@ -48,7 +50,8 @@ TEST(Program, MakesATinyCheckpointAndInspectsIt) {
   EXPECT_THAT(again.output, AllOf(StartsWith("deepinfer: error: "), HasSubstr("is not empty")));
   const Outcome text = RunProgram("inspect " + dir.string());
   EXPECT_EQ(text.status, 0) << text.output;
-  EXPECT_THAT(text.output, AllOf(HasSubstr("10 (6 encoder, 4 decoder), 3 draft"), HasSubstr("in 18 shards")));
+  EXPECT_THAT(text.output,
+              AllOf(HasSubstr("10 (6 encoder, 4 decoder), 3 draft"), HasSubstr("in 18 shards")));
   const Outcome json = RunProgram("inspect --json " + dir.string());
   EXPECT_EQ(json.status, 0) << json.output;
   const nlohmann::json report = nlohmann::json::parse(json.output);
@@ -62,8 +65,10 @@ TEST(Program, FailuresAndUsageErrorsHaveTheirStatus) {
   const Outcome hub = RunProgram("inspect deepseek-ai/DeepSeek-V4.1-Flash");
   EXPECT_EQ(hub.status, 1);
   EXPECT_THAT(hub.output, AllOf(StartsWith("deepinfer: error: "), HasSubstr("Hugging Face hub")));
-  for (const char* arguments : {"", "inspect", "inspekt x", "inspect --no-such-option x", "make-checkpoint --layers 0 --preset slice /tmp/x",
-                                "make-checkpoint --layers 4 /tmp/x", "make-checkpoint --preset huge /tmp/x"}) {
+  for (const char* arguments :
+       {"", "inspect", "inspekt x", "inspect --no-such-option x",
+        "make-checkpoint --layers 0 --preset slice /tmp/x", "make-checkpoint --layers 4 /tmp/x",
+        "make-checkpoint --preset huge /tmp/x"}) {
     const Outcome usage = RunProgram(arguments);
     EXPECT_EQ(usage.status, 2) << arguments << ": " << usage.output;
     EXPECT_THAT(usage.output, StartsWith("deepinfer: error: ")) << arguments;
@@ -73,7 +78,8 @@ TEST(Program, FailuresAndUsageErrorsHaveTheirStatus) {
 }
 
 TEST(Inspect, StateSizesFollowTheFormats) {
-  const Result<InspectReport> report = InspectCheckpoint(DI_TEST_DATA_DIR "/model/three/checkpoint");
+  const Result<InspectReport> report =
+      InspectCheckpoint(DI_TEST_DATA_DIR "/model/three/checkpoint");
   ASSERT_TRUE(report) << report.error().message;
   // Head 64, index 64: compressed 32 + 4 B, index key 32 + 2 B; one ratio-2 and one ratio-1 source.
   EXPECT_EQ(report->kv_bytes_per_token, 70.0 / 2 + 70.0);

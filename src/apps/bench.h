@@ -1,4 +1,5 @@
-// `deepinfer bench ops` and `deepinfer bench decode`: speed against what this machine can do, measured in the same run.
+// `deepinfer bench ops` and `deepinfer bench decode`: speed against what this machine can do,
+// measured in the same run.
 #pragma once
 
 #include <cstdint>
@@ -7,25 +8,25 @@
 namespace deepinfer {
 
 struct BenchOpsOptions {
-  int threads = 0;         // 0: one per usable core
-  int runs = 9;            // per case; the median is reported
+  int threads = 0;          // 0: one per usable core
+  int runs = 9;             // per case; the median is reported
   bool all_levels = false;  // every instruction-set level of the host, not only the best
-  bool compare = true;     // time oneDNN beside, where this build has it
-  std::string filter;      // only cases whose name contains this
-  std::string json;        // file for the results; empty: none
+  bool compare = true;      // time oneDNN beside, where this build has it
+  std::string filter;       // only cases whose name contains this
+  std::string json;         // file for the results; empty: none
 };
 int RunBenchOps(const BenchOpsOptions& options);
 
 struct BenchDecodeOptions {
   std::string model_dir;
-  int threads = 0;        // 0: one per usable core
-  int64_t batch = 1;      // sequences that decode together
-  int64_t prompt = 64;    // tokens of each prompt (random ids)
-  int64_t tokens = 32;    // decode steps timed
-  std::string json;       // file for the results; empty: none
+  int threads = 0;      // 0: one per usable core
+  int64_t batch = 1;    // sequences that decode together
+  int64_t prompt = 64;  // tokens of each prompt (random ids)
+  int64_t tokens = 32;  // decode steps timed
+  std::string json;     // file for the results; empty: none
 };
-// Whole-model decode: tokens per second, and the share of the bandwidth bound (weights read per step over measured read
-// bandwidth). Also the prefill rate of the prompts.
+// Whole-model decode: tokens per second, and the share of the bandwidth bound (weights read per
+// step over measured read bandwidth). Also the prefill rate of the prompts.
 int RunBenchDecode(const BenchDecodeOptions& options);
 
 }  // namespace deepinfer

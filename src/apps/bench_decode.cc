@@ -26,9 +26,9 @@ struct DecodeResult {
   double prefill_tokens_per_s = 0;
   double median_step_s = 0;
   double best_step_s = 0;
-  double read_gbps = 0;           // best of the measured pieces
-  double read_median_gbps = 0;    // of whole passes
-  double experts_per_layer = 0;   // distinct, averaged over layers
+  double read_gbps = 0;          // best of the measured pieces
+  double read_median_gbps = 0;   // of whole passes
+  double experts_per_layer = 0;  // distinct, averaged over layers
   int64_t bytes_per_step = 0;
   int threads = 0;
 };
@@ -38,7 +38,8 @@ Result<DecodeResult> Measure(const BenchDecodeOptions& options) {
   executor_options.model_dir = options.model_dir;
   executor_options.num_threads = options.threads;
   executor_options.max_sequences = options.batch;
-  executor_options.cache_tokens = options.batch * (options.prompt + options.tokens + 2 * kBlockTokens);
+  executor_options.cache_tokens =
+      options.batch * (options.prompt + options.tokens + 2 * kBlockTokens);
   DI_ASSIGN_OR_RETURN(const std::unique_ptr<Executor> executor, Executor::Create(executor_options));
   const ModelConfig& config = executor->config();
   DecodeResult result;
@@ -70,15 +71,18 @@ Result<DecodeResult> Measure(const BenchDecodeOptions& options) {
   };
   Clock::time_point start = Clock::now();
   DI_RETURN_IF_ERROR(step(nullptr));
-  result.prefill_tokens_per_s = static_cast<double>(options.batch * options.prompt) / SecondsSince(start);
+  result.prefill_tokens_per_s =
+      static_cast<double>(options.batch * options.prompt) / SecondsSince(start);
 
   LayerTrace trace;
   DI_RETURN_IF_ERROR(step(&trace));  // also the warm-up
   for (const std::vector<int32_t>& experts : trace.experts) {
-    result.experts_per_layer += static_cast<double>(std::set<int32_t>(experts.begin(), experts.end()).size()) /
-                                static_cast<double>(config.num_hidden_layers);
+    result.experts_per_layer +=
+        static_cast<double>(std::set<int32_t>(experts.begin(), experts.end()).size()) /
+        static_cast<double>(config.num_hidden_layers);
   }
-  result.bytes_per_step = ActiveBytesPerStep(config, static_cast<int64_t>(result.experts_per_layer + 0.5)).total();
+  result.bytes_per_step =
+      ActiveBytesPerStep(config, static_cast<int64_t>(result.experts_per_layer + 0.5)).total();
 
   std::vector<double> seconds;
   for (int64_t i = 0; i < options.tokens; ++i) {
@@ -99,7 +103,8 @@ Result<DecodeResult> Measure(const BenchDecodeOptions& options) {
 
 int RunBenchDecode(const BenchDecodeOptions& options) {
   if (options.batch < 1 || options.batch > 4096 || options.prompt < 1 || options.tokens < 1) {
-    return PrintError({Code::kInvalidArgument, "--batch must be 1 to 4096, --prompt and --tokens at least 1.", ""});
+    return PrintError({Code::kInvalidArgument,
+                       "--batch must be 1 to 4096, --prompt and --tokens at least 1.", ""});
   }
   const Result<DecodeResult> measured = Measure(options);
   if (!measured.has_value()) return PrintError(measured.error());
@@ -108,36 +113,40 @@ int RunBenchDecode(const BenchDecodeOptions& options) {
   const double gbps = bytes / r.median_step_s * 1e-9;
   std::printf(
       "prefill            %.1f tokens/s (%ld sequences of %ld tokens in one step)\n"
-      "decode             %.2f tokens/s, median step %.2f ms, best %.2f ms (batch %ld, %d threads)\n"
+      "decode             %.2f tokens/s, median step %.2f ms, best %.2f ms (batch %ld, %d "
+      "threads)\n"
       "weights per step   %s (%.1f distinct experts per layer)\n"
       "read bandwidth     %.1f GB/s median, %.1f GB/s best, measured in this run\n"
       "share of the bound %.1f %% (median against median), %.1f %% (best against best)\n",
       r.prefill_tokens_per_s, static_cast<long>(options.batch), static_cast<long>(options.prompt),
-      static_cast<double>(options.batch) / r.median_step_s, r.median_step_s * 1e3, r.best_step_s * 1e3,
-      static_cast<long>(options.batch), r.threads, HumanBytes(r.bytes_per_step).c_str(), r.experts_per_layer,
-      r.read_median_gbps, r.read_gbps, 100.0 * gbps / r.read_median_gbps,
-      100.0 * bytes / r.best_step_s * 1e-9 / r.read_gbps);
+      static_cast<double>(options.batch) / r.median_step_s, r.median_step_s * 1e3,
+      r.best_step_s * 1e3, static_cast<long>(options.batch), r.threads,
+      HumanBytes(r.bytes_per_step).c_str(), r.experts_per_layer, r.read_median_gbps, r.read_gbps,
+      100.0 * gbps / r.read_median_gbps, 100.0 * bytes / r.best_step_s * 1e-9 / r.read_gbps);
   if (options.json.empty()) return kExitOk;
-  const nlohmann::json json = {{"bench", "decode"},
-                               {"cpu", HostCpuFeatures().brand},
-                               {"kernels", CpuLevelName(HostCpuFeatures().best_level())},
-                               {"threads", r.threads},
-                               {"batch", options.batch},
-                               {"prompt", options.prompt},
-                               {"steps", options.tokens},
-                               {"prefill_tokens_per_s", r.prefill_tokens_per_s},
-                               {"decode_tokens_per_s", static_cast<double>(options.batch) / r.median_step_s},
-                               {"median_step_ms", r.median_step_s * 1e3},
-                               {"best_step_ms", r.best_step_s * 1e3},
-                               {"weight_bytes_per_step", r.bytes_per_step},
-                               {"distinct_experts_per_layer", r.experts_per_layer},
-                               {"read_gbps_median", r.read_median_gbps},
-                               {"read_gbps_best", r.read_gbps},
-                               {"share_of_bound_median", gbps / r.read_median_gbps},
-                               {"share_of_bound_best", bytes / r.best_step_s * 1e-9 / r.read_gbps}};
+  const nlohmann::json json = {
+      {"bench", "decode"},
+      {"cpu", HostCpuFeatures().brand},
+      {"kernels", CpuLevelName(HostCpuFeatures().best_level())},
+      {"threads", r.threads},
+      {"batch", options.batch},
+      {"prompt", options.prompt},
+      {"steps", options.tokens},
+      {"prefill_tokens_per_s", r.prefill_tokens_per_s},
+      {"decode_tokens_per_s", static_cast<double>(options.batch) / r.median_step_s},
+      {"median_step_ms", r.median_step_s * 1e3},
+      {"best_step_ms", r.best_step_s * 1e3},
+      {"weight_bytes_per_step", r.bytes_per_step},
+      {"distinct_experts_per_layer", r.experts_per_layer},
+      {"read_gbps_median", r.read_median_gbps},
+      {"read_gbps_best", r.read_gbps},
+      {"share_of_bound_median", gbps / r.read_median_gbps},
+      {"share_of_bound_best", bytes / r.best_step_s * 1e-9 / r.read_gbps}};
   std::ofstream file(options.json);
   file << json.dump(2) << '\n';
-  if (!file) return PrintError({Code::kUnavailable, fmt::format("Cannot write '{}'.", options.json), "--json"});
+  if (!file)
+    return PrintError(
+        {Code::kUnavailable, fmt::format("Cannot write '{}'.", options.json), "--json"});
   return kExitOk;
 }
 

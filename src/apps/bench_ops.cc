@@ -24,7 +24,9 @@ int RunBenchOps(const BenchOpsOptions& options) {
   if (options.json.empty()) return kExitOk;
   std::ofstream file(options.json);
   file << json << '\n';
-  if (!file) return PrintError({Code::kUnavailable, fmt::format("Cannot write '{}'.", options.json), "--json"});
+  if (!file)
+    return PrintError(
+        {Code::kUnavailable, fmt::format("Cannot write '{}'.", options.json), "--json"});
   return kExitOk;
 }
 

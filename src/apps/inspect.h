@@ -1,5 +1,5 @@
-// `deepinfer inspect DIR`: what a checkpoint is, what it holds, and which memory it needs. Reads headers only, so it works
-// on the full-size model on any machine.
+// `deepinfer inspect DIR`: what a checkpoint is, what it holds, and which memory it needs. Reads
+// headers only, so it works on the full-size model on any machine.
 #pragma once
 
 #include <array>
@@ -26,15 +26,21 @@ struct InspectReport {
   int64_t tensor_bytes = 0;
   std::array<GroupSize, kNumTensorGroups> groups = {};
 
-  // Weights per GPU when g ranks split the routed and draft experts and the Engram tables evenly and hold the rest each.
+  // A CPU run repacks the text model's weights into memory and leaves the embedding and the Engram
+  // tables in the files.
+  int64_t cpu_packed_bytes = 0;
+  int64_t cpu_mapped_bytes = 0;
+
+  // Weights per GPU when g ranks split the routed and draft experts and the Engram tables evenly
+  // and hold the rest each.
   struct RankNeed {
     int64_t ranks = 1;
     int64_t weight_bytes = 0;
   };
   std::vector<RankNeed> ranks;
 
-  // State of one sequence: what grows with its tokens and what does not. Exact averages: a ratio-2 cache adds an entry
-  // every second token.
+  // State of one sequence: what grows with its tokens and what does not. Exact averages: a ratio-2
+  // cache adds an entry every second token.
   double kv_bytes_per_token = 0;
   int64_t window_bytes = 0;      // rings of all layers, draft layers included
   int64_t compressor_bytes = 0;  // incomplete groups of ratio-2 layers

@@ -16,7 +16,8 @@ struct MakeCheckpointOptions {
   int num_threads = 0;  // 0: all processors
 };
 
-// Returns the exit status of the program. Prints to standard output, errors and progress to standard error.
+// Returns the exit status of the program. Prints to standard output, errors and progress to
+// standard error.
 int RunMakeCheckpoint(const MakeCheckpointOptions& options);
 
 }  // namespace deepinfer

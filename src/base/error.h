@@ -1,6 +1,6 @@
-// Errors as values. Every function that can fail because of its input or its environment returns Result<T> or Status;
-// bugs go to DI_CHECK (base/check.h) instead. Used by every module; the types themselves are public
-// (deepinfer/error.h).
+// Errors as values. Every function that can fail because of its input or its environment returns
+// Result<T> or Status; bugs go to DI_CHECK (base/check.h) instead. Used by every module; the types
+// themselves are public (deepinfer/error.h).
 #pragma once
 
 #include <fmt/core.h>
@@ -24,20 +24,20 @@ inline tl::unexpected<Error> WithContext(Error error, std::string_view context) 
 #define DI_CONCAT_(a, b) DI_CONCAT_INNER_(a, b)
 
 // Returns the error of a Status or Result expression to the caller.
-#define DI_RETURN_IF_ERROR(expr)                                              \
-  do {                                                                        \
-    auto di_status_ = (expr);                                                 \
-    if (!di_status_.has_value()) {                                            \
+#define DI_RETURN_IF_ERROR(expr)                                                  \
+  do {                                                                            \
+    auto di_status_ = (expr);                                                     \
+    if (!di_status_.has_value()) {                                                \
       return ::tl::unexpected<::deepinfer::Error>(std::move(di_status_.error())); \
-    }                                                                         \
+    }                                                                             \
   } while (false)
 
 // DI_ASSIGN_OR_RETURN(auto x, F()): assigns the value or returns the error.
 #define DI_ASSIGN_OR_RETURN(lhs, expr) \
   DI_ASSIGN_OR_RETURN_IMPL_(DI_CONCAT_(di_result_, __LINE__), lhs, expr)
-#define DI_ASSIGN_OR_RETURN_IMPL_(tmp, lhs, expr)                          \
-  auto tmp = (expr);                                                       \
-  if (!tmp.has_value()) {                                                  \
-    return ::tl::unexpected<::deepinfer::Error>(std::move(tmp.error()));       \
-  }                                                                        \
+#define DI_ASSIGN_OR_RETURN_IMPL_(tmp, lhs, expr)                        \
+  auto tmp = (expr);                                                     \
+  if (!tmp.has_value()) {                                                \
+    return ::tl::unexpected<::deepinfer::Error>(std::move(tmp.error())); \
+  }                                                                      \
   lhs = std::move(*tmp)

@@ -6,7 +6,9 @@ namespace deepinfer {
 namespace {
 
 Result<int> Half(int x) {
-  if (x % 2 != 0) return Fail(Code::kInvalidArgument, fmt::format("x is {}; only even numbers have a half.", x), "x");
+  if (x % 2 != 0)
+    return Fail(Code::kInvalidArgument, fmt::format("x is {}; only even numbers have a half.", x),
+                "x");
   return x / 2;
 }
 

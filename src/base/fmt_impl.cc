@@ -1,5 +1,6 @@
-// {fmt} compiled once into our own archive: distributions ship it as a shared library only, and a binary that is
-// carried to another machine must not depend on that. Mirrors the instantiations of fmt's own source file.
+// {fmt} compiled once into our own archive: distributions ship it as a shared library only, and a
+// binary that is carried to another machine must not depend on that. Mirrors the instantiations of
+// fmt's own source file.
 #include <fmt/format-inl.h>
 
 FMT_BEGIN_NAMESPACE

@@ -1,5 +1,6 @@
-// Life-cycle messages of the library: one event per line, a sentence first, then key=value. The library itself never
-// writes to a stream; the program installs a sink (apps/) and without one nothing is printed.
+// Life-cycle messages of the library: one event per line, a sentence first, then key=value. The
+// library itself never writes to a stream; the program installs a sink (apps/) and without one
+// nothing is printed.
 #pragma once
 
 #include <fmt/core.h>

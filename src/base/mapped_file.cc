@@ -31,15 +31,16 @@ Result<MappedFile> MappedFile::Open(const std::string& path) {
   const int map_errno = errno;
   ::close(fd);
   if (data == MAP_FAILED) {
-    return Fail(Code::kUnavailable,
-                fmt::format("Cannot map '{}' ({} bytes): {}.", path, size, std::strerror(map_errno)));
+    return Fail(Code::kUnavailable, fmt::format("Cannot map '{}' ({} bytes): {}.", path, size,
+                                                std::strerror(map_errno)));
   }
   return MappedFile(static_cast<const std::byte*>(data), size, path);
 }
 
 MappedFile::MappedFile(MappedFile&& other) noexcept
-    : data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)), path_(std::move(other.path_)) {
-}
+    : data_(std::exchange(other.data_, nullptr)),
+      size_(std::exchange(other.size_, 0)),
+      path_(std::move(other.path_)) {}
 
 MappedFile& MappedFile::operator=(MappedFile&& other) noexcept {
   std::swap(data_, other.data_);

@@ -12,7 +12,8 @@ namespace deepinfer {
 
 class MappedFile {
  public:
-  // Errors: kNotFound (missing, or not a regular file), kUnavailable (cannot be opened or mapped). An empty file maps to an empty span.
+  // Errors: kNotFound (missing, or not a regular file), kUnavailable (cannot be opened or mapped).
+  // An empty file maps to an empty span.
   static Result<MappedFile> Open(const std::string& path);
 
   MappedFile(MappedFile&& other) noexcept;
@@ -30,8 +31,8 @@ class MappedFile {
   }
 
  private:
-  MappedFile(const std::byte* data, size_t size, std::string path) : data_(data), size_(size), path_(std::move(path)) {
-  }
+  MappedFile(const std::byte* data, size_t size, std::string path)
+      : data_(data), size_(size), path_(std::move(path)) {}
   const std::byte* data_ = nullptr;
   size_t size_ = 0;
   std::string path_;

@@ -1,5 +1,5 @@
-// Collects every problem of an input, so that one message names them all instead of one per attempt. The printed lines
-// are capped; the total is always given.
+// Collects every problem of an input, so that one message names them all instead of one per
+// attempt. The printed lines are capped; the total is always given.
 #pragma once
 
 #include <fmt/core.h>
@@ -13,10 +13,10 @@ namespace deepinfer {
 
 class ProblemList {
  public:
-  explicit ProblemList(size_t max_lines = 40) : max_lines_(max_lines) {
-  }
+  explicit ProblemList(size_t max_lines = 40) : max_lines_(max_lines) {}
 
-  // One problem, a sentence. `field` of the first problem that has one becomes the field of the error.
+  // One problem, a sentence. `field` of the first problem that has one becomes the field of the
+  // error.
   void Add(std::string sentence, std::string field = {}) {
     ++count_;
     if (field_.empty()) field_ = std::move(field);
@@ -36,7 +36,8 @@ class ProblemList {
       message += " " + lines_[0];
     } else {
       for (const std::string& line : lines_) message += "\n  - " + line;
-      if (count_ > lines_.size()) message += fmt::format("\n  - ... and {} more", count_ - lines_.size());
+      if (count_ > lines_.size())
+        message += fmt::format("\n  - ... and {} more", count_ - lines_.size());
     }
     return Fail(code, std::move(message), field_);
   }

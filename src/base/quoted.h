@@ -1,4 +1,5 @@
-// Text from a file or a client, made safe to print inside a message: quoted, control bytes escaped, long text cut.
+// Text from a file or a client, made safe to print inside a message: quoted, control bytes escaped,
+// long text cut.
 #pragma once
 
 #include <fmt/core.h>

@@ -9,7 +9,8 @@
 namespace deepinfer {
 namespace {
 
-// About 50 us of PAUSE: longer than the gaps between the loops of one step, shorter than a person notices in idle power.
+// About 50 us of PAUSE: longer than the gaps between the loops of one step, shorter than a person
+// notices in idle power.
 constexpr int kSpinsBeforeSleep = 2000;
 
 }  // namespace

@@ -1,5 +1,6 @@
-// A fixed set of threads for data-parallel loops inside one operation. A decode step runs hundreds of short loops, so
-// workers spin for a while before they sleep. Work is split statically by worker index: results never depend on timing.
+// A fixed set of threads for data-parallel loops inside one operation. A decode step runs hundreds
+// of short loops, so workers spin for a while before they sleep. Work is split statically by worker
+// index: results never depend on timing.
 #pragma once
 
 #include <atomic>
@@ -25,17 +26,20 @@ class ThreadPool {
     return num_threads_;
   }
 
-  // Calls body(worker) once for each worker 0 ... num_threads-1, worker 0 on the calling thread, and returns when all
-  // have finished. Not reentrant: body must not call Run or ParallelFor, and only one thread may use a pool at a time.
+  // Calls body(worker) once for each worker 0 ... num_threads-1, worker 0 on the calling thread,
+  // and returns when all have finished. Not reentrant: body must not call Run or ParallelFor, and
+  // only one thread may use a pool at a time.
   void Run(const std::function<void(int worker)>& body);
 
-  // Splits [0, count) into num_threads contiguous ranges that differ by at most one item and calls body(begin, end,
-  // worker) for each non-empty one. Loops of fewer than `min_per_thread` items per thread use fewer threads.
-  void ParallelFor(int64_t count, const std::function<void(int64_t begin, int64_t end, int worker)>& body,
+  // Splits [0, count) into num_threads contiguous ranges that differ by at most one item and calls
+  // body(begin, end, worker) for each non-empty one. Loops of fewer than `min_per_thread` items per
+  // thread use fewer threads.
+  void ParallelFor(int64_t count,
+                   const std::function<void(int64_t begin, int64_t end, int worker)>& body,
                    int64_t min_per_thread = 1);
 
-  // Like ParallelFor, but workers take chunks of `grain` items from a shared counter: for items of unequal cost.
-  // Which worker runs an item depends on timing, so an item's result must not.
+  // Like ParallelFor, but workers take chunks of `grain` items from a shared counter: for items of
+  // unequal cost. Which worker runs an item depends on timing, so an item's result must not.
   void ParallelForDynamic(int64_t count, int64_t grain,
                           const std::function<void(int64_t begin, int64_t end, int worker)>& body);
 
@@ -46,7 +50,7 @@ class ThreadPool {
   std::vector<std::thread> threads_;
   const std::function<void(int)>* body_ = nullptr;  // valid while a Run is in progress
   std::atomic<uint64_t> generation_{0};             // incremented once per Run
-  std::atomic<int> remaining_{0};                   // workers that have not finished the current Run
+  std::atomic<int> remaining_{0};  // workers that have not finished the current Run
   std::atomic<bool> stop_{false};
   std::atomic<int> sleepers_{0};
   std::mutex mutex_;

@@ -1,4 +1,5 @@
-// How many bytes of weights one decode step reads at least: the memory-bandwidth bound that whole-model decode is measured against.
+// How many bytes of weights one decode step reads at least: the memory-bandwidth bound that
+// whole-model decode is measured against.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +13,7 @@ struct ActiveBytes {
   int64_t routed_experts = 0;  // `experts_per_layer` experts in every layer
   int64_t shared_experts = 0;
   int64_t router_and_mhc = 0;
-  int64_t engram = 0;          // projection; the table rows are negligible
+  int64_t engram = 0;  // projection; the table rows are negligible
   int64_t head = 0;
 
   int64_t total() const {
@@ -20,7 +21,8 @@ struct ActiveBytes {
   }
 };
 
-// `experts_per_layer`: distinct routed experts that the rows of the step touch, at least num_experts_per_tok for one row.
+// `experts_per_layer`: distinct routed experts that the rows of the step touch, at least
+// num_experts_per_tok for one row.
 ActiveBytes ActiveBytesPerStep(const ModelConfig& config, int64_t experts_per_layer);
 
 }  // namespace deepinfer

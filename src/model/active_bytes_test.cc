@@ -9,7 +9,8 @@
 namespace deepinfer {
 namespace {
 
-// The model description's table of bytes per decoded token (section 19.2), from the released configuration.
+// The model description's table of bytes per decoded token (section 19.2), from the released
+// configuration.
 TEST(ActiveBytes, ReleasedModelReadsThirteenGigabytesPerToken) {
   std::ifstream file(DI_TEST_DATA_DIR "/configs/released.json");
   const std::string json((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());

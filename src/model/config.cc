@@ -21,8 +21,9 @@ using simdjson::dom::object;
 
 // Activations are quantised in groups of 32 channels and FP8 weights in blocks of 32 x 32.
 constexpr int64_t kQuantGroup = 32;
-// Bounds of the engine, generous multiples of the released sizes. They keep every product of dimensions far below 2^63
-// and every table of per-layer or per-expert objects small, whatever the file says.
+// Bounds of the engine, generous multiples of the released sizes. They keep every product of
+// dimensions far below 2^63 and every table of per-layer or per-expert objects small, whatever the
+// file says.
 constexpr int64_t kMaxWidth = 65536;
 constexpr int64_t kMaxVocab = int64_t{1} << 22;
 constexpr int64_t kMaxLayers = 256;
@@ -35,10 +36,12 @@ constexpr int64_t kMaxHeadDim = 4096;
 constexpr int64_t kMaxPositions = int64_t{1} << 24;
 constexpr int64_t kMaxConfigBytes = int64_t{4} << 20;
 
-// One JSON object under validation. Every getter records a problem and leaves the destination untouched when it fails.
+// One JSON object under validation. Every getter records a problem and leaves the destination
+// untouched when it fails.
 class Section {
  public:
-  Section(std::string path, object json, ProblemList& problems) : path_(std::move(path)), json_(json), problems_(problems) {
+  Section(std::string path, object json, ProblemList& problems)
+      : path_(std::move(path)), json_(json), problems_(problems) {
     std::set<std::string_view> keys;
     for (const auto [key, value] : json_) {
       if (!keys.insert(key).second) {
@@ -74,8 +77,9 @@ class Section {
     int64_t number = 0;
     if (!ReadInt(*value, number) || number < min || number > max || number % multiple_of != 0) {
       Refuse(key, Shown(*value),
-             multiple_of == 1 ? fmt::format("allowed are integers from {} to {}", min, max)
-                              : fmt::format("allowed are multiples of {} from {} to {}", multiple_of, min, max));
+             multiple_of == 1
+                 ? fmt::format("allowed are integers from {} to {}", min, max)
+                 : fmt::format("allowed are multiples of {} from {} to {}", multiple_of, min, max));
       return;
     }
     out = number;
@@ -87,15 +91,18 @@ class Section {
     const std::optional<element> value = Require(key);
     if (!value) return;
     double number = 0;
-    if (value->is_bool() || value->get_double().get(number) != simdjson::SUCCESS || !std::isfinite(number) ||
-        !(closed ? number >= min : number > min) || number > max) {
-      Refuse(key, Shown(*value), fmt::format("allowed are numbers {} {} and at most {}", closed ? "of at least" : "above", min, max));
+    if (value->is_bool() || value->get_double().get(number) != simdjson::SUCCESS ||
+        !std::isfinite(number) || !(closed ? number >= min : number > min) || number > max) {
+      Refuse(key, Shown(*value),
+             fmt::format("allowed are numbers {} {} and at most {}",
+                         closed ? "of at least" : "above", min, max));
       return;
     }
     out = static_cast<T>(number);
   }
 
-  void IntList(std::string_view key, int64_t min, int64_t max, size_t max_length, std::vector<int64_t>& out) {
+  void IntList(std::string_view key, int64_t min, int64_t max, size_t max_length,
+               std::vector<int64_t>& out) {
     const std::optional<element> value = Require(key);
     if (!value) return;
     array list;
@@ -162,7 +169,8 @@ class Section {
     std::string text = simdjson::minify(value);
     double number = 0;
     // 0 and 0.0 are the same number.
-    if (value.is_double() && value.get_double().get(number) == simdjson::SUCCESS && number == 0) text = "0";
+    if (value.is_double() && value.get_double().get(number) == simdjson::SUCCESS && number == 0)
+      text = "0";
     if (text != json) Refuse(key, Shown(value), fmt::format("this engine supports {} only", json));
   }
 
@@ -184,7 +192,8 @@ void ParseText(Section& text, ModelConfig& config) {
   text.FixedIfPresent("model_type", "\"deepseek_v41_text\"");
   text.Int("vocab_size", 8, kMaxVocab, config.vocab_size);
   text.Int("hidden_size", kQuantGroup, kMaxWidth, config.hidden_size, kQuantGroup);
-  text.Int("moe_intermediate_size", kQuantGroup, kMaxWidth, config.moe_intermediate_size, kQuantGroup);
+  text.Int("moe_intermediate_size", kQuantGroup, kMaxWidth, config.moe_intermediate_size,
+           kQuantGroup);
   text.Int("num_hidden_layers", 1, kMaxLayers, config.num_hidden_layers);
   text.Int("num_attention_heads", 1, kMaxHeads, config.num_attention_heads);
   text.Fixed("num_key_value_heads", "1");
@@ -207,7 +216,8 @@ void ParseText(Section& text, ModelConfig& config) {
     scaling->Real("factor", 1, 1e6, true, config.rope_factor);
     scaling->Real("beta_fast", 0, 1e6, false, config.rope_beta_fast);
     scaling->Real("beta_slow", 0, 1e6, false, config.rope_beta_slow);
-    scaling->Int("original_max_position_embeddings", 1, kMaxPositions, config.rope_original_positions);
+    scaling->Int("original_max_position_embeddings", 1, kMaxPositions,
+                 config.rope_original_positions);
     if (config.rope_beta_fast <= config.rope_beta_slow) {
       scaling->Refuse("beta_fast", fmt::format("{}", config.rope_beta_fast),
                       fmt::format("it must exceed beta_slow = {}", config.rope_beta_slow));
@@ -224,11 +234,13 @@ void ParseText(Section& text, ModelConfig& config) {
   text.Int("sliding_window", 1, kMaxWidth, config.sliding_window);
   text.IntList("compress_ratios", 0, 2, kMaxLayers + kMaxDraftLayers, config.compress_ratios);
   text.IntList("kv_source_layer_ids", 0, kMaxLayers - 1, kMaxLayers, config.kv_source_layer_ids);
-  text.IntList("index_source_layer_ids", 0, kMaxLayers - 1, kMaxLayers, config.index_source_layer_ids);
+  text.IntList("index_source_layer_ids", 0, kMaxLayers - 1, kMaxLayers,
+               config.index_source_layer_ids);
   text.Int("index_n_heads", 1, kMaxHeads, config.index_n_heads);
   text.Int("index_head_dim", kQuantGroup, kMaxHeadDim, config.index_head_dim, kQuantGroup);
   text.Int("index_topk", 1, kMaxWidth, config.index_topk);
-  if (const std::optional<element> source = text.Find("candidate_source_layer_id"); source && !source->is_null()) {
+  if (const std::optional<element> source = text.Find("candidate_source_layer_id");
+      source && !source->is_null()) {
     text.Int("candidate_source_layer_id", -1, kMaxLayers - 1, config.candidate_source_layer_id);
   }
   text.Int("candidate_topk_blocks", 1, int64_t{1} << 20, config.candidate_topk_blocks);
@@ -247,7 +259,8 @@ void ParseText(Section& text, ModelConfig& config) {
   text.Int("engram_n_heads", 1, 64, config.engram_n_heads);
   text.Int("engram_head_dim", kQuantGroup, kMaxHeadDim, config.engram_head_dim, kQuantGroup);
   CheckTokenId(text, "engram_pad_token_id", config, config.engram_pad_token_id);
-  text.Int("engram_compressed_vocab_size", 1, VocabBound(config), config.engram_compressed_vocab_size);
+  text.Int("engram_compressed_vocab_size", 1, VocabBound(config),
+           config.engram_compressed_vocab_size);
 
   text.Int("num_nextn_predict_layers", 0, kMaxDraftLayers, config.num_nextn_predict_layers);
   text.Int("dspark_block_size", 1, 64, config.dspark_block_size);
@@ -261,7 +274,8 @@ void ParseText(Section& text, ModelConfig& config) {
     std::vector<int64_t> key_sources;
     text.IntList("index_k_source_layer_ids", 0, kMaxLayers - 1, kMaxLayers, key_sources);
     if (key_sources != config.kv_source_layer_ids) {
-      text.Refuse("index_k_source_layer_ids", Section::Shown(*ids), "this engine supports the value of kv_source_layer_ids only");
+      text.Refuse("index_k_source_layer_ids", Section::Shown(*ids),
+                  "this engine supports the value of kv_source_layer_ids only");
     }
   }
 }
@@ -277,7 +291,8 @@ void ParseVision(Section& vision, VisionConfig& config) {
   vision.Int("max_image_tokens", 4, kMaxWidth, config.max_image_tokens);
   vision.Int("min_pixels", 0, int64_t{1} << 32, config.min_pixels);
   vision.Real("rope_theta", 1, 1e12, false, config.rope_theta);
-  if (const std::optional<element> ratio = vision.Find("max_wh_ratio"); ratio && !ratio->is_null()) {
+  if (const std::optional<element> ratio = vision.Find("max_wh_ratio");
+      ratio && !ratio->is_null()) {
     vision.Real("max_wh_ratio", 0, 1e6, false, config.max_wh_ratio);
   }
 }
@@ -295,24 +310,31 @@ bool StrictlyAscending(const std::vector<int64_t>& ids) {
 // Rules between keys. Runs only when every key by itself is valid, so that it may index freely.
 void CheckStructure(const ModelConfig& config, Section& text, Section& vision) {
   const int64_t layers = config.num_hidden_layers;
-  const auto divides = [&](Section& section, std::string_view key, int64_t value, std::string_view by_key, int64_t by) {
-    if (value % by != 0) section.Refuse(key, fmt::format("{}", value), fmt::format("it must be a multiple of {} = {}", by_key, by));
+  const auto divides = [&](Section& section, std::string_view key, int64_t value,
+                           std::string_view by_key, int64_t by) {
+    if (value % by != 0)
+      section.Refuse(key, fmt::format("{}", value),
+                     fmt::format("it must be a multiple of {} = {}", by_key, by));
   };
-  const auto at_most = [&](std::string_view key, int64_t value, std::string_view limit_key, int64_t limit) {
-    if (value > limit) text.Refuse(key, fmt::format("{}", value), fmt::format("it must not exceed {} = {}", limit_key, limit));
+  const auto at_most = [&](std::string_view key, int64_t value, std::string_view limit_key,
+                           int64_t limit) {
+    if (value > limit)
+      text.Refuse(key, fmt::format("{}", value),
+                  fmt::format("it must not exceed {} = {}", limit_key, limit));
   };
   divides(text, "num_attention_heads", config.num_attention_heads, "o_groups", config.o_groups);
   at_most("qk_rope_head_dim", config.qk_rope_head_dim, "head_dim", config.head_dim);
   at_most("qk_rope_head_dim", config.qk_rope_head_dim, "index_head_dim", config.index_head_dim);
-  at_most("num_experts_per_tok", config.num_experts_per_tok, "n_routed_experts", config.n_routed_experts);
-  at_most("dspark_num_experts_per_tok", config.dspark_num_experts_per_tok, "dspark_n_routed_experts",
-          config.dspark_n_routed_experts);
-  const int64_t experts =
-      layers * config.n_routed_experts + config.num_nextn_predict_layers * config.dspark_n_routed_experts;
+  at_most("num_experts_per_tok", config.num_experts_per_tok, "n_routed_experts",
+          config.n_routed_experts);
+  at_most("dspark_num_experts_per_tok", config.dspark_num_experts_per_tok,
+          "dspark_n_routed_experts", config.dspark_n_routed_experts);
+  const int64_t experts = layers * config.n_routed_experts +
+                          config.num_nextn_predict_layers * config.dspark_n_routed_experts;
   if (experts > kMaxExpertsOfAllLayers) {
     text.Refuse("n_routed_experts", fmt::format("{}", config.n_routed_experts),
-                fmt::format("with {} layers that makes {} experts in all, at most {} are allowed", layers, experts,
-                            kMaxExpertsOfAllLayers));
+                fmt::format("with {} layers that makes {} experts in all, at most {} are allowed",
+                            layers, experts, kMaxExpertsOfAllLayers));
   }
   const auto in_model = [&](std::string_view key, const std::vector<int64_t>& ids) {
     if (!StrictlyAscending(ids)) {
@@ -320,7 +342,8 @@ void CheckStructure(const ModelConfig& config, Section& text, Section& vision) {
       return false;
     }
     if (!ids.empty() && ids.back() >= layers) {
-      text.Refuse(key, Listed(ids), fmt::format("layer ids must be below num_hidden_layers = {}", layers));
+      text.Refuse(key, Listed(ids),
+                  fmt::format("layer ids must be below num_hidden_layers = {}", layers));
       return false;
     }
     return true;
@@ -332,9 +355,10 @@ void CheckStructure(const ModelConfig& config, Section& text, Section& vision) {
 
   const auto expected_ratios = static_cast<size_t>(layers + config.num_nextn_predict_layers);
   if (config.compress_ratios.size() != expected_ratios) {
-    text.Refuse("compress_ratios", fmt::format("a list of {} entries", config.compress_ratios.size()),
-                fmt::format("num_hidden_layers + num_nextn_predict_layers = {} + {} entries are needed", layers,
-                            config.num_nextn_predict_layers));
+    text.Refuse(
+        "compress_ratios", fmt::format("a list of {} entries", config.compress_ratios.size()),
+        fmt::format("num_hidden_layers + num_nextn_predict_layers = {} + {} entries are needed",
+                    layers, config.num_nextn_predict_layers));
     ids_valid = false;
   }
   if (ids_valid) {
@@ -347,21 +371,26 @@ void CheckStructure(const ModelConfig& config, Section& text, Section& vision) {
         continue;
       }
       if (layer > decoder && ratio != 1) {
-        text.Refuse(key, fmt::format("{}", ratio), fmt::format("all layers after the first one of ratio 1 (layer {}) have ratio 1", decoder));
+        text.Refuse(key, fmt::format("{}", ratio),
+                    fmt::format("all layers after the first one of ratio 1 (layer {}) have ratio 1",
+                                decoder));
         continue;
       }
       if (ratio == 0) continue;
       const int64_t source = config.kv_source(layer);
       if (source < 0 || config.ratio(source) != ratio) {
         text.Refuse(key, fmt::format("{}", ratio),
-                    source < 0 ? "no layer of kv_source_layer_ids lies at or before this layer"
-                               : fmt::format("its compressed keys come from layer {}, whose ratio is {}", source, config.ratio(source)));
+                    source < 0
+                        ? "no layer of kv_source_layer_ids lies at or before this layer"
+                        : fmt::format("its compressed keys come from layer {}, whose ratio is {}",
+                                      source, config.ratio(source)));
       }
     }
     for (const int64_t layer : config.index_source_layer_ids) {
       if (config.ratio(layer) == 0) {
-        text.Refuse("index_source_layer_ids", Listed(config.index_source_layer_ids),
-                    fmt::format("layer {} has compression ratio 0 and nothing to select from", layer));
+        text.Refuse(
+            "index_source_layer_ids", Listed(config.index_source_layer_ids),
+            fmt::format("layer {} has compression ratio 0 and nothing to select from", layer));
       }
     }
     for (const int64_t layer : config.kv_source_layer_ids) {
@@ -371,7 +400,8 @@ void CheckStructure(const ModelConfig& config, Section& text, Section& vision) {
       }
       if (layer > decoder) {
         text.Refuse("kv_source_layer_ids", Listed(config.kv_source_layer_ids),
-                    fmt::format("layer {} lies behind the first layer of ratio 1 ({}), which produces the only compressed keys "
+                    fmt::format("layer {} lies behind the first layer of ratio 1 ({}), which "
+                                "produces the only compressed keys "
                                 "of all later layers",
                                 layer, decoder));
       }
@@ -379,8 +409,9 @@ void CheckStructure(const ModelConfig& config, Section& text, Section& vision) {
     const int64_t candidate = config.candidate_source_layer_id;
     if (candidate != (decoder < layers ? decoder : -1)) {
       text.Refuse("candidate_source_layer_id", fmt::format("{}", candidate),
-                  decoder < layers ? fmt::format("it must be the first layer of ratio 1, {}", decoder)
-                                   : "without layers of ratio 1 it must be absent or -1");
+                  decoder < layers
+                      ? fmt::format("it must be the first layer of ratio 1, {}", decoder)
+                      : "without layers of ratio 1 it must be absent or -1");
     }
     if (!config.engram_layer_ids.empty() && config.engram_layer_ids.back() >= decoder) {
       text.Refuse("engram_layer_ids", Listed(config.engram_layer_ids),
@@ -388,11 +419,13 @@ void CheckStructure(const ModelConfig& config, Section& text, Section& vision) {
     }
     const std::vector<int64_t>& targets = config.dspark_target_layer_ids;
     if (!targets.empty() && targets.front() < decoder && targets.back() >= decoder) {
-      text.Refuse("dspark_target_layer_ids", Listed(targets), fmt::format("they must all lie on one side of layer {}", decoder));
+      text.Refuse("dspark_target_layer_ids", Listed(targets),
+                  fmt::format("they must all lie on one side of layer {}", decoder));
     }
     if (targets.empty() != (config.num_nextn_predict_layers == 0)) {
       text.Refuse("dspark_target_layer_ids", Listed(targets),
-                  fmt::format("with num_nextn_predict_layers = {} it must {}be empty", config.num_nextn_predict_layers,
+                  fmt::format("with num_nextn_predict_layers = {} it must {}be empty",
+                              config.num_nextn_predict_layers,
                               config.num_nextn_predict_layers == 0 ? "" : "not "));
     }
   }
@@ -403,18 +436,22 @@ void CheckStructure(const ModelConfig& config, Section& text, Section& vision) {
   }
   if (config.engram_num_embeddings.size() != config.engram_layer_ids.size()) {
     text.Refuse("engram_num_embeddings", Listed(config.engram_num_embeddings),
-                fmt::format("one entry per Engram layer is needed, {} in all", config.engram_layer_ids.size()));
+                fmt::format("one entry per Engram layer is needed, {} in all",
+                            config.engram_layer_ids.size()));
   } else {
     const std::vector<int64_t> rows = EngramTableRows(config);
     if (rows != config.engram_num_embeddings) {
       text.Refuse("engram_num_embeddings", Listed(config.engram_num_embeddings),
-                  fmt::format("the sums of the primes from engram_vocab_size = {} on are {}", config.engram_vocab_size, Listed(rows)));
+                  fmt::format("the sums of the primes from engram_vocab_size = {} on are {}",
+                              config.engram_vocab_size, Listed(rows)));
     }
   }
   const VisionConfig& v = config.vision;
-  if (v.hidden_size % v.num_attention_heads != 0 || v.hidden_size / v.num_attention_heads % 4 != 0) {
+  if (v.hidden_size % v.num_attention_heads != 0 ||
+      v.hidden_size / v.num_attention_heads % 4 != 0) {
     vision.Refuse("num_attention_heads", fmt::format("{}", v.num_attention_heads),
-                  fmt::format("hidden_size = {} must split into heads of a multiple of 4 channels", v.hidden_size));
+                  fmt::format("hidden_size = {} must split into heads of a multiple of 4 channels",
+                              v.hidden_size));
   }
 }
 
@@ -427,21 +464,25 @@ std::string ForeignModel(object root) {
   size_t count = 0;
   if (root.at_key("architectures").get_array().get(architectures) == simdjson::SUCCESS) {
     for (const element item : architectures) {
-      if (count++ == 0 && item.get_string().get(architecture) != simdjson::SUCCESS) architecture = {};
+      if (count++ == 0 && item.get_string().get(architecture) != simdjson::SUCCESS)
+        architecture = {};
     }
   }
   if (type == "deepseek_v4" || architecture == "DeepseekV4ForCausalLM") {
-    return "This is a DeepSeek-V4 checkpoint (model_type deepseek_v4). This engine runs DeepSeek-V4.1-Flash (model_type "
+    return "This is a DeepSeek-V4 checkpoint (model_type deepseek_v4). This engine runs "
+           "DeepSeek-V4.1-Flash (model_type "
            "deepseek_v41) only; the two differ in layer schedule, compression and tensors.";
   }
   if (type.empty() && architecture.empty()) {
     return "The file has neither model_type nor architectures, so it is not a model's config.json.";
   }
   if (type != "deepseek_v41" || architecture != "DeepseekV41ForCausalLM" || count != 1) {
-    return fmt::format("The file describes another model: model_type is {} and architectures is {} ({} entries). This engine "
-                       "runs DeepSeek-V4.1-Flash only: model_type 'deepseek_v41' and the single architecture "
-                       "'DeepseekV41ForCausalLM'.",
-                       Quoted(type), Quoted(architecture), count);
+    return fmt::format(
+        "The file describes another model: model_type is {} and architectures is {} ({} entries). "
+        "This engine "
+        "runs DeepSeek-V4.1-Flash only: model_type 'deepseek_v41' and the single architecture "
+        "'DeepseekV41ForCausalLM'.",
+        Quoted(type), Quoted(architecture), count);
   }
   return {};
 }
@@ -494,12 +535,16 @@ int64_t ModelConfig::decoder_start() const {
 
 Result<ModelConfig> ParseModelConfig(std::string_view json) {
   if (static_cast<int64_t>(json.size()) > kMaxConfigBytes) {
-    return Fail(Code::kInvalidArgument, fmt::format("The configuration has {} bytes; at most {} are allowed.", json.size(), kMaxConfigBytes));
+    return Fail(Code::kInvalidArgument,
+                fmt::format("The configuration has {} bytes; at most {} are allowed.", json.size(),
+                            kMaxConfigBytes));
   }
   simdjson::dom::parser parser;
   element document;
-  if (const auto error = parser.parse(json.data(), json.size()).get(document); error != simdjson::SUCCESS) {
-    return Fail(Code::kInvalidArgument, fmt::format("The configuration is not valid JSON: {}.", simdjson::error_message(error)));
+  if (const auto error = parser.parse(json.data(), json.size()).get(document);
+      error != simdjson::SUCCESS) {
+    return Fail(Code::kInvalidArgument, fmt::format("The configuration is not valid JSON: {}.",
+                                                    simdjson::error_message(error)));
   }
   object root_object;
   if (document.get_object().get(root_object) != simdjson::SUCCESS) {
@@ -531,8 +576,9 @@ Result<ModelConfig> ParseModelConfig(std::string_view json) {
   CheckTokenId(root, "image_token_id", config, config.image_token_id);
   if (problems.empty()) CheckStructure(config, *text, *vision);
   if (!problems.empty()) {
-    return problems.ToError(Code::kInvalidArgument, fmt::format("The model configuration has {} problem{}", problems.size(),
-                                                                problems.size() == 1 ? "" : "s"));
+    return problems.ToError(Code::kInvalidArgument,
+                            fmt::format("The model configuration has {} problem{}", problems.size(),
+                                        problems.size() == 1 ? "" : "s"));
   }
   return config;
 }
@@ -540,26 +586,34 @@ Result<ModelConfig> ParseModelConfig(std::string_view json) {
 Result<ModelConfig> LoadModelConfig(const std::string& dir) {
   namespace fs = std::filesystem;
   std::error_code error;
-  if (dir.empty()) return Fail(Code::kInvalidArgument, "The model directory is empty; it must be the path of a checkpoint directory.");
+  if (dir.empty())
+    return Fail(Code::kInvalidArgument,
+                "The model directory is empty; it must be the path of a checkpoint directory.");
   const fs::file_status status = fs::status(dir, error);
   if (!fs::exists(status)) {
     // "owner/name" with exactly one slash, not anchored, is how models are called on the hub.
     const bool anchored = dir.front() == '/' || dir.front() == '.' || dir.front() == '~';
     if (!anchored && std::count(dir.begin(), dir.end(), '/') == 1 && dir.back() != '/') {
-      return Fail(Code::kNotFound,
-                  fmt::format("There is no directory {}. It looks like the name of a model on the Hugging Face hub; this "
-                              "engine reads local directories only. Download the model first and give the path of its directory.",
-                              Quoted(dir)));
+      return Fail(Code::kNotFound, fmt::format("There is no directory {}. It looks like the name "
+                                               "of a model on the Hugging Face hub; this "
+                                               "engine reads local directories only. Download the "
+                                               "model first and give the path of its directory.",
+                                               Quoted(dir)));
     }
-    return Fail(Code::kNotFound, fmt::format("The model directory {} does not exist.", Quoted(dir)));
+    return Fail(Code::kNotFound,
+                fmt::format("The model directory {} does not exist.", Quoted(dir)));
   }
   if (!fs::is_directory(status)) {
     return Fail(Code::kInvalidArgument,
-                fmt::format("{} is a file; the model must be given as the directory that holds config.json and the shards.", Quoted(dir)));
+                fmt::format("{} is a file; the model must be given as the directory that holds "
+                            "config.json and the shards.",
+                            Quoted(dir)));
   }
   const std::string path = (fs::path(dir) / "config.json").string();
   if (!fs::exists(path, error)) {
-    return Fail(Code::kNotFound, fmt::format("The directory {} has no config.json: it is not a checkpoint.", Quoted(dir)));
+    return Fail(
+        Code::kNotFound,
+        fmt::format("The directory {} has no config.json: it is not a checkpoint.", Quoted(dir)));
   }
   DI_ASSIGN_OR_RETURN(const MappedFile file, MappedFile::Open(path));
   Result<ModelConfig> config =

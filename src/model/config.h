@@ -1,6 +1,7 @@
-// The model description of DeepSeek-V4.1-Flash as an immutable value: everything in config.json that the engine uses,
-// under the published key names, and every size derived from it. Read once per process from the checkpoint directory.
-// Source: the checkpoint's own config.json; nothing here has a hard-coded model size.
+// The model description of DeepSeek-V4.1-Flash as an immutable value: everything in config.json
+// that the engine uses, under the published key names, and every size derived from it. Read once
+// per process from the checkpoint directory. Source: the checkpoint's own config.json; nothing here
+// has a hard-coded model size.
 #pragma once
 
 #include <cstdint>
@@ -56,7 +57,7 @@ struct ModelConfig {
   int64_t max_position_embeddings = 0;
   double rope_theta = 0;
   double compress_rope_theta = 0;
-  double rope_factor = 1;              // rope_scaling.factor (YaRN)
+  double rope_factor = 1;  // rope_scaling.factor (YaRN)
   double rope_beta_fast = 32;
   double rope_beta_slow = 1;
   int64_t rope_original_positions = 0;  // rope_scaling.original_max_position_embeddings
@@ -65,9 +66,9 @@ struct ModelConfig {
   float routed_scaling_factor = 1;
   float gate_temp = 1;
   int64_t sliding_window = 0;
-  std::vector<int64_t> compress_ratios;          // layers + draft layers entries
-  std::vector<int64_t> kv_source_layer_ids;      // ascending
-  std::vector<int64_t> index_source_layer_ids;   // ascending, contains the kv sources
+  std::vector<int64_t> compress_ratios;         // layers + draft layers entries
+  std::vector<int64_t> kv_source_layer_ids;     // ascending
+  std::vector<int64_t> index_source_layer_ids;  // ascending, contains the kv sources
   int64_t index_n_heads = 0;
   int64_t index_head_dim = 0;
   int64_t index_topk = 0;
@@ -99,7 +100,8 @@ struct ModelConfig {
   int64_t ratio(int64_t layer) const {
     return compress_ratios[static_cast<size_t>(layer)];
   }
-  // The layer whose compressed keys (index selection) `layer` uses: the largest source id <= layer, -1 if its ratio is 0.
+  // The layer whose compressed keys (index selection) `layer` uses: the largest source id <= layer,
+  // -1 if its ratio is 0.
   int64_t kv_source(int64_t layer) const;
   int64_t index_source(int64_t layer) const;
   bool is_kv_source(int64_t layer) const;
@@ -114,12 +116,13 @@ struct ModelConfig {
   }
 };
 
-// Parses and validates the text of config.json. On failure the error lists *all* problems, one per line, each with
-// its JSON path, value and what is allowed. A V4 (not V4.1) or foreign checkpoint gets a sentence of its own.
+// Parses and validates the text of config.json. On failure the error lists *all* problems, one per
+// line, each with its JSON path, value and what is allowed. A V4 (not V4.1) or foreign checkpoint
+// gets a sentence of its own.
 Result<ModelConfig> ParseModelConfig(std::string_view json);
 
-// Reads DIR/config.json. `dir` may be what a user typed: a missing directory, a file, or a hub name such as
-// "deepseek-ai/DeepSeek-V4.1-Flash" is explained.
+// Reads DIR/config.json. `dir` may be what a user typed: a missing directory, a file, or a hub name
+// such as "deepseek-ai/DeepSeek-V4.1-Flash" is explained.
 Result<ModelConfig> LoadModelConfig(const std::string& dir);
 
 }  // namespace deepinfer

@@ -20,7 +20,8 @@ uint64_t PowMod(uint64_t base, uint64_t exponent, uint64_t modulus) {
   return static_cast<uint64_t>(result);
 }
 
-// Miller-Rabin with the bases 2, 3, 5, 7, which decide every number below 3,215,031,751; table sizes are below 2^29.
+// Miller-Rabin with the bases 2, 3, 5, 7, which decide every number below 3,215,031,751; table
+// sizes are below 2^29.
 bool IsPrime(int64_t candidate) {
   const auto n = static_cast<uint64_t>(candidate);
   if (n < 2) return false;
@@ -45,7 +46,8 @@ bool IsPrime(int64_t candidate) {
 // All primes of all layers: consecutive ones from engram_vocab_size on.
 std::vector<int64_t> ConsecutivePrimes(const ModelConfig& config) {
   DI_CHECK_LT(config.engram_vocab_size, int64_t{1} << 29);
-  const size_t count = config.engram_layer_ids.size() * static_cast<size_t>(config.engram_rows_per_token());
+  const size_t count =
+      config.engram_layer_ids.size() * static_cast<size_t>(config.engram_rows_per_token());
   std::vector<int64_t> primes;
   for (int64_t n = config.engram_vocab_size; primes.size() < count; ++n) {
     if (IsPrime(n)) primes.push_back(n);
@@ -53,8 +55,8 @@ std::vector<int64_t> ConsecutivePrimes(const ModelConfig& config) {
   return primes;
 }
 
-// numpy.random.SeedSequence for one integer seed: entropy words are hashed into a pool of four 32-bit words, from which
-// output words are drawn. The constants are NumPy's.
+// numpy.random.SeedSequence for one integer seed: entropy words are hashed into a pool of four
+// 32-bit words, from which output words are drawn. The constants are NumPy's.
 class SeedSequence {
  public:
   explicit SeedSequence(uint64_t seed) {
@@ -96,7 +98,8 @@ class SeedSequence {
   std::array<uint32_t, 4> pool_ = {};
 };
 
-constexpr uint128 kPcgMultiplier = (static_cast<uint128>(2549297995355413924u) << 64) | 4865540595714422341u;
+constexpr uint128 kPcgMultiplier =
+    (static_cast<uint128>(2549297995355413924u) << 64) | 4865540595714422341u;
 
 }  // namespace
 
@@ -145,10 +148,12 @@ EngramConstants ComputeEngramConstants(const ModelConfig& config) {
       layer.rows += prime;
     }
     // Half of the largest value that keeps (compressed id) x (2v + 1) below 2^63.
-    const int64_t bound = std::numeric_limits<int64_t>::max() / config.engram_compressed_vocab_size / 2;
+    const int64_t bound =
+        std::numeric_limits<int64_t>::max() / config.engram_compressed_vocab_size / 2;
     NumpyPcg64 generator(static_cast<uint64_t>(10007 * config.engram_layer_ids[i]));
     for (int64_t k = 0; k < config.engram_max_ngram_size; ++k) {
-      layer.multipliers.push_back(static_cast<int64_t>(2 * generator.NextBelow(static_cast<uint64_t>(bound)) + 1));
+      layer.multipliers.push_back(
+          static_cast<int64_t>(2 * generator.NextBelow(static_cast<uint64_t>(bound)) + 1));
     }
     constants.layers.push_back(std::move(layer));
   }

@@ -16,8 +16,7 @@ using enum StoredDType;
 // Appends the tensors of one checkpoint in file order.
 class Builder {
  public:
-  explicit Builder(const ModelConfig& config) : config_(config) {
-  }
+  explicit Builder(const ModelConfig& config) : config_(config) {}
 
   std::vector<TensorSpec> Build() {
     const int64_t hidden = config_.hidden_size;
@@ -58,7 +57,8 @@ class Builder {
     AddFp8("attn.wq_b", c.num_attention_heads * c.head_dim, c.q_lora_rank);
     AddFp8("attn.wkv", c.head_dim, c.hidden_size);
     Add("attn.kv_norm.weight", kBf16, {c.head_dim});
-    AddFp8("attn.wo_a", c.o_groups * c.o_lora_rank, c.num_attention_heads / c.o_groups * c.head_dim);
+    AddFp8("attn.wo_a", c.o_groups * c.o_lora_rank,
+           c.num_attention_heads / c.o_groups * c.head_dim);
     AddFp8("attn.wo_b", c.hidden_size, c.o_groups * c.o_lora_rank);
     Add("attn.attn_sink", kF32, {c.num_attention_heads});
   }
@@ -82,7 +82,8 @@ class Builder {
     AddFp8("ffn.shared_experts.w2", config_.hidden_size, inner);
     AddFp8("ffn.shared_experts.w3", inner, config_.hidden_size);
   }
-  // Per expert the three scale planes, then the three weight planes, so that one read fetches either.
+  // Per expert the three scale planes, then the three weight planes, so that one read fetches
+  // either.
   void AddExperts(int64_t count) {
     const int64_t hidden = config_.hidden_size;
     const int64_t inner = config_.moe_intermediate_size;
@@ -105,7 +106,8 @@ class Builder {
     group_ = TensorGroup::kCompressorIndexer;
     if (c.is_kv_source(layer)) {
       Add("attn.compressor.wkv.weight", kBf16, {c.head_dim, c.hidden_size});
-      if (c.ratio(layer) > 1) Add("attn.compressor.wgate.weight", kBf16, {c.head_dim, c.hidden_size});
+      if (c.ratio(layer) > 1)
+        Add("attn.compressor.wgate.weight", kBf16, {c.head_dim, c.hidden_size});
       Add("attn.compressor.norm.weight", kBf16, {c.head_dim});
       Add("attn.indexer.wk.weight", kBf16, {c.index_head_dim, c.head_dim});
       Add("attn.indexer.k_norm.weight", kBf16, {c.index_head_dim});
@@ -129,7 +131,8 @@ class Builder {
     prefix_ = fmt::format("mtp.{}.", stage);
     group_ = TensorGroup::kDraft;
     if (stage == 0) {
-      AddFp8("main_proj", c.hidden_size, static_cast<int64_t>(c.dspark_target_layer_ids.size()) * c.hidden_size);
+      AddFp8("main_proj", c.hidden_size,
+             static_cast<int64_t>(c.dspark_target_layer_ids.size()) * c.hidden_size);
       Add("main_norm.weight", kBf16, {c.hidden_size});
     }
     AddAttention();
@@ -181,11 +184,13 @@ class Builder {
     }
     prefix_.clear();
     Add("vision.norm.weight", kBf16, {v.hidden_size});
-    Add("aligner.w1.weight", kBf16, {hidden, v.hidden_size * v.downsample_ratio * v.downsample_ratio});
+    Add("aligner.w1.weight", kBf16,
+        {hidden, v.hidden_size * v.downsample_ratio * v.downsample_ratio});
     Add("aligner.w1.bias", kBf16, {hidden});
     Add("aligner.w2.weight", kBf16, {hidden, hidden});
     Add("aligner.w2.bias", kBf16, {hidden});
-    for (const char* name : {"image_start", "image_end", "image_newline"}) Add(name, kBf16, {hidden});
+    for (const char* name : {"image_start", "image_end", "image_newline"})
+      Add(name, kBf16, {hidden});
   }
 
   const ModelConfig& config_;
@@ -231,7 +236,8 @@ std::vector<TensorSpec> ExpectedTensors(const ModelConfig& config) {
 }
 
 size_t NumPublishedShards(const ModelConfig& config) {
-  return static_cast<size_t>(config.num_hidden_layers + 3 + config.num_nextn_predict_layers) + config.engram_layer_ids.size();
+  return static_cast<size_t>(config.num_hidden_layers + 3 + config.num_nextn_predict_layers) +
+         config.engram_layer_ids.size();
 }
 
 size_t PublishedShard(const TensorSpec& tensor, const ModelConfig& config) {
@@ -248,7 +254,8 @@ size_t PublishedShard(const TensorSpec& tensor, const ModelConfig& config) {
       return static_cast<size_t>(3 + layers + number());
     case TensorGroup::kEngram:
     case TensorGroup::kEngramTable:
-      return static_cast<size_t>(3 + layers + config.num_nextn_predict_layers + config.engram_index(number()));
+      return static_cast<size_t>(3 + layers + config.num_nextn_predict_layers +
+                                 config.engram_index(number()));
     default:
       return static_cast<size_t>(2 + number());
   }
@@ -266,7 +273,9 @@ std::array<GroupSize, kNumTensorGroups> SizesByGroup(const std::vector<TensorSpe
 
 Status CheckInventory(const Checkpoint& checkpoint, const ModelConfig& config) {
   const std::vector<TensorSpec> expected = ExpectedTensors(config);
-  const auto shard_name = [&](const TensorEntry& entry) { return checkpoint.shards()[static_cast<size_t>(entry.shard)].name; };
+  const auto shard_name = [&](const TensorEntry& entry) {
+    return checkpoint.shards()[static_cast<size_t>(entry.shard)].name;
+  };
   size_t missing = 0;
   size_t different = 0;
   size_t unexpected = 0;
@@ -286,11 +295,13 @@ Status CheckInventory(const Checkpoint& checkpoint, const ModelConfig& config) {
     const TensorEntry* found = checkpoint.Find(spec.name);
     if (found == nullptr) {
       ++missing;
-      note(0, fmt::format("{} is missing: expected {}.", spec.name, ToString(spec.dtype, spec.shape)));
+      note(0,
+           fmt::format("{} is missing: expected {}.", spec.name, ToString(spec.dtype, spec.shape)));
     } else if (found->dtype != spec.dtype || found->shape != spec.shape) {
       ++different;
-      note(1, fmt::format("{} differs: expected {}, found {} in {} at offset {}.", spec.name, ToString(spec.dtype, spec.shape),
-                          ToString(found->dtype, found->shape), shard_name(*found), found->file_offset));
+      note(1, fmt::format("{} differs: expected {}, found {} in {} at offset {}.", spec.name,
+                          ToString(spec.dtype, spec.shape), ToString(found->dtype, found->shape),
+                          shard_name(*found), found->file_offset));
     } else {
       ++matching;
       ++fitting[static_cast<size_t>(found->shard)];
@@ -299,8 +310,8 @@ Status CheckInventory(const Checkpoint& checkpoint, const ModelConfig& config) {
   for (const TensorEntry& entry : checkpoint.tensors()) {
     if (spec_of.contains(entry.name)) continue;
     ++unexpected;
-    note(2, fmt::format("{} is unexpected: found {} in {} at offset {}.", Quoted(entry.name), ToString(entry.dtype, entry.shape),
-                        shard_name(entry), entry.file_offset));
+    note(2, fmt::format("{} is unexpected: found {} in {} at offset {}.", Quoted(entry.name),
+                        ToString(entry.dtype, entry.shape), shard_name(entry), entry.file_offset));
   }
   if (missing + different + unexpected == 0) return {};
 
@@ -310,22 +321,26 @@ Status CheckInventory(const Checkpoint& checkpoint, const ModelConfig& config) {
     const Checkpoint::Shard& shard = checkpoint.shards()[i];
     if (shard.num_tensors == 0 || fitting[i] > 0) continue;
     if (++foreign_shards > 8) continue;
-    problems.Add(fmt::format("Shard {} belongs to another model: none of its {} tensors fits this configuration.", shard.name,
-                             shard.num_tensors));
+    problems.Add(fmt::format(
+        "Shard {} belongs to another model: none of its {} tensors fits this configuration.",
+        shard.name, shard.num_tensors));
   }
   constexpr const char* kKinds[] = {"missing", "different", "unexpected"};
   const size_t counts[] = {missing, different, unexpected};
   for (size_t kind = 0; kind < 3; ++kind) {
     for (std::string& line : lines[kind]) problems.Add(std::move(line));
     if (counts[kind] > lines[kind].size()) {
-      problems.Add(fmt::format("... and {} more {}.", counts[kind] - lines[kind].size(), kKinds[kind]));
+      problems.Add(
+          fmt::format("... and {} more {}.", counts[kind] - lines[kind].size(), kKinds[kind]));
     }
   }
   return problems.ToError(
       Code::kInvalidArgument,
-      fmt::format("The tensors of {} do not match its config.json: of {} expected tensors {} are missing and {} have another type "
+      fmt::format("The tensors of {} do not match its config.json: of {} expected tensors {} are "
+                  "missing and {} have another type "
                   "or shape; {} of the {} stored tensors are unexpected{}",
-                  Quoted(checkpoint.dir()), expected.size(), missing, different, unexpected, checkpoint.tensors().size(),
+                  Quoted(checkpoint.dir()), expected.size(), missing, different, unexpected,
+                  checkpoint.tensors().size(),
                   matching == 0 ? " (none matches: these are the shards of another model)" : ""));
 }
 

@@ -1,5 +1,5 @@
-// Which tensors a checkpoint of a given configuration holds, and the comparison of a directory with that list.
-// Model description, section 4.2.
+// Which tensors a checkpoint of a given configuration holds, and the comparison of a directory with
+// that list. Model description, section 4.2.
 #pragma once
 
 #include <array>
@@ -27,7 +27,7 @@ enum class TensorGroup : uint8_t {
   kEngramTable,  // the hashed rows and their scales
   kEngram,       // the rest of the Engram layers
   kDraftExperts,
-  kDraft,  // the rest of mtp.*
+  kDraft,   // the rest of mtp.*
   kVision,  // vision, aligner and image_*
 };
 inline constexpr size_t kNumTensorGroups = 12;
@@ -41,13 +41,15 @@ struct TensorSpec : StoredTensor {
 // Every tensor of a checkpoint, in the order in which the published shards hold them.
 std::vector<TensorSpec> ExpectedTensors(const ModelConfig& config);
 
-// The published division into shards: embeddings; vision; one per layer; head and norm; one per draft layer; one per
-// Engram layer. Shards count from 0; the order of the list above is the order inside each.
+// The published division into shards: embeddings; vision; one per layer; head and norm; one per
+// draft layer; one per Engram layer. Shards count from 0; the order of the list above is the order
+// inside each.
 size_t NumPublishedShards(const ModelConfig& config);
 size_t PublishedShard(const TensorSpec& tensor, const ModelConfig& config);
 
-// Compares names, element types and shapes. The error lists everything missing, unexpected or different, with what was
-// expected, what was found, and in which shard at which offset; the printed lines are capped, the totals are not.
+// Compares names, element types and shapes. The error lists everything missing, unexpected or
+// different, with what was expected, what was found, and in which shard at which offset; the
+// printed lines are capped, the totals are not.
 Status CheckInventory(const Checkpoint& checkpoint, const ModelConfig& config);
 
 struct GroupSize {

@@ -50,7 +50,8 @@ TEST(Inventory, ReleasedConfigurationGivesThePublishedTotals) {
   EXPECT_EQ(sizes[static_cast<size_t>(TensorGroup::kRoutedExperts)].bytes, 288777830400);
   EXPECT_EQ(sizes[static_cast<size_t>(TensorGroup::kEngramTable)].bytes, 202758032400);
   EXPECT_EQ(sizes[static_cast<size_t>(TensorGroup::kSharedExperts)].bytes, 1416960000);
-  EXPECT_EQ(sizes[static_cast<size_t>(TensorGroup::kDraft)].bytes + sizes[static_cast<size_t>(TensorGroup::kDraftExperts)].bytes,
+  EXPECT_EQ(sizes[static_cast<size_t>(TensorGroup::kDraft)].bytes +
+                sizes[static_cast<size_t>(TensorGroup::kDraftExperts)].bytes,
             7932874632);
   EXPECT_EQ(sizes[static_cast<size_t>(TensorGroup::kVision)].tensors, 259 + 4 + 3);
 }
@@ -68,7 +69,8 @@ TEST(Inventory, RecordedCheckpointsMatchExactly) {
 }
 
 TEST(Inventory, LargerRecordedCheckpointsMatchExactly) {
-  if (!std::filesystem::exists(DI_SHARED_DIR "/golden/model")) GTEST_SKIP() << "no recordings beside the checkout";
+  if (!std::filesystem::exists(DI_SHARED_DIR "/golden/model"))
+    GTEST_SKIP() << "no recordings beside the checkout";
   for (const char* name : {"tiny", "wide-three"}) {
     const std::string dir = std::string(DI_SHARED_DIR "/golden/model/") + name + "/checkpoint";
     const Result<ModelConfig> config = LoadModelConfig(dir);
@@ -90,7 +92,9 @@ TEST(Inventory, LargerRecordedCheckpointsMatchExactly) {
 
 class InventoryErrorTest : public ::testing::Test {
  protected:
-  InventoryErrorTest() : dir_(std::filesystem::temp_directory_path() / fmt::format("deepinfer_inventory_{}", ::getpid())) {
+  InventoryErrorTest()
+      : dir_(std::filesystem::temp_directory_path() /
+             fmt::format("deepinfer_inventory_{}", ::getpid())) {
     std::filesystem::create_directories(dir_);
     config_ = ConfigFrom(DI_TEST_DATA_DIR "/model/two/checkpoint/config.json");
   }
@@ -99,9 +103,11 @@ class InventoryErrorTest : public ::testing::Test {
   }
   // Writes one file of zeros with these tensors and compares it with the configuration.
   Status Check(std::vector<StoredTensor> tensors) {
-    Result<SafetensorsWriter> writer = SafetensorsWriter::Create((dir_ / "model.safetensors").string(), tensors);
+    Result<SafetensorsWriter> writer =
+        SafetensorsWriter::Create((dir_ / "model.safetensors").string(), tensors);
     if (!writer) return tl::unexpected<Error>(writer.error());
-    DI_RETURN_IF_ERROR(writer->Write(std::vector<std::byte>(static_cast<size_t>(writer->data_bytes()))));
+    DI_RETURN_IF_ERROR(
+        writer->Write(std::vector<std::byte>(static_cast<size_t>(writer->data_bytes()))));
     DI_RETURN_IF_ERROR(writer->Finish());
     DI_ASSIGN_OR_RETURN(const Checkpoint checkpoint, Checkpoint::Open(dir_.string()));
     return CheckInventory(checkpoint, config_);
@@ -120,7 +126,8 @@ TEST_F(InventoryErrorTest, MissingUnexpectedAndMisshapenTensorsAreAllNamed) {
   std::vector<StoredTensor> tensors = Expected();
   ASSERT_TRUE(Check(tensors));
   const auto find = [&](const std::string& name) {
-    return std::find_if(tensors.begin(), tensors.end(), [&](const StoredTensor& t) { return t.name == name; });
+    return std::find_if(tensors.begin(), tensors.end(),
+                        [&](const StoredTensor& t) { return t.name == name; });
   };
   find("norm.weight")->shape = {128, 2};
   find("layers.0.attn.attn_sink")->dtype = StoredDType::kI32;
@@ -130,7 +137,8 @@ TEST_F(InventoryErrorTest, MissingUnexpectedAndMisshapenTensorsAreAllNamed) {
   ASSERT_FALSE(status);
   EXPECT_THAT(status.error().message,
               AllOf(HasSubstr("2 are missing and 2 have another type or shape; 1 of the"),
-                    HasSubstr("norm.weight differs: expected BF16 [256], found BF16 [128, 2] in model.safetensors at offset"),
+                    HasSubstr("norm.weight differs: expected BF16 [256], found BF16 [128, 2] in "
+                              "model.safetensors at offset"),
                     HasSubstr("layers.0.attn.attn_sink differs: expected F32 [8], found I32 [8]"),
                     HasSubstr("mtp.1.ffn.experts.3.w2.weight is missing: expected I8 [256, 32]"),
                     HasSubstr("'mtp.1.ffn.experts.3.w2.wieght' is unexpected: found I8 [256, 32]"),
@@ -140,8 +148,9 @@ TEST_F(InventoryErrorTest, MissingUnexpectedAndMisshapenTensorsAreAllNamed) {
 TEST_F(InventoryErrorTest, ShardsOfAnotherModelAreRecognised) {
   const Status status = Check({{"layers.0.self_attn.q_proj.weight", StoredDType::kBf16, {8, 8}}});
   ASSERT_FALSE(status);
-  EXPECT_THAT(status.error().message, AllOf(HasSubstr("the shards of another model"), HasSubstr("... and"),
-                                            HasSubstr("Shard model.safetensors belongs to another model")));
+  EXPECT_THAT(status.error().message,
+              AllOf(HasSubstr("the shards of another model"), HasSubstr("... and"),
+                    HasSubstr("Shard model.safetensors belongs to another model")));
 }
 
 }  // namespace

@@ -7,11 +7,13 @@
 namespace deepinfer {
 
 struct LayerTrace {
-  bool want_streams = false;                  // also copy the residual streams (large)
+  bool want_streams = false;  // also copy the residual streams (large)
   int64_t num_rows = 0;
-  std::vector<std::vector<float>> streams;    // per layer: [rows, 4, hidden] after the layer; empty unless wanted
+  std::vector<std::vector<float>>
+      streams;  // per layer: [rows, 4, hidden] after the layer; empty unless wanted
   std::vector<std::vector<int32_t>> experts;  // per layer: [rows, k] in slot order
-  std::vector<std::vector<int32_t>> selected;  // per layer: [rows, topk] for index sources, else empty; -1 = none
+  std::vector<std::vector<int32_t>>
+      selected;  // per layer: [rows, topk] for index sources, else empty; -1 = none
 };
 
 }  // namespace deepinfer

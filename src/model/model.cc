@@ -25,12 +25,13 @@ struct Model::Step {
   const CacheViews* caches = nullptr;
   int64_t rows = 0;
 
-  TensorView streams;                   // [rows, 4, hidden] bf16: the residual streams
-  TensorView pre, next_pre;             // [rows, 4] f32: weights of the coming collapse, and of the one after it
-  TensorView post, comb;                // [rows, 4], [rows, 16] f32 of the current site
-  TensorView x, x_grid;                 // [rows, hidden] bf16: normalised sub-layer input, and on the Q8 grid
-  TensorView y;                         // [rows, hidden] bf16: sub-layer output
-  TensorView qr_grid;                   // [rows, q_lora_rank] bf16: normalised low-rank query on the Q8 grid
+  TensorView streams;  // [rows, 4, hidden] bf16: the residual streams
+  TensorView pre,
+      next_pre;           // [rows, 4] f32: weights of the coming collapse, and of the one after it
+  TensorView post, comb;  // [rows, 4], [rows, 16] f32 of the current site
+  TensorView x, x_grid;   // [rows, hidden] bf16: normalised sub-layer input, and on the Q8 grid
+  TensorView y;           // [rows, hidden] bf16: sub-layer output
+  TensorView qr_grid;     // [rows, q_lora_rank] bf16: normalised low-rank query on the Q8 grid
   TensorView window_table;              // [rows, pairs, 2] f32: rotations of ratio-0 layers
   TensorView compressed_table;          // the same for layers with compressed keys
   std::vector<TensorView> entry_table;  // per element of batch->entries
@@ -53,12 +54,13 @@ Model::Model(ModelConfig config, ModelWeights weights, Numerics numerics)
     : config_(std::move(config)), weights_(std::move(weights)), numerics_(numerics) {
   producer_of_layer_.assign(static_cast<size_t>(config_.num_hidden_layers), -1);
   for (size_t i = 0; i < config_.kv_source_layer_ids.size(); ++i) {
-    producer_of_layer_[static_cast<size_t>(config_.kv_source_layer_ids[i])] = static_cast<int64_t>(i);
+    producer_of_layer_[static_cast<size_t>(config_.kv_source_layer_ids[i])] =
+        static_cast<int64_t>(i);
   }
 }
 
-Status Model::Forward(const StepBatch& batch, const CacheViews& caches, const TensorView& logits, LayerTrace* trace,
-                      Stream& stream) const {
+Status Model::Forward(const StepBatch& batch, const CacheViews& caches, const TensorView& logits,
+                      LayerTrace* trace, Stream& stream) const {
   const int64_t rows = batch.layout.num_rows();
   const int64_t hidden = config_.hidden_size;
   const int64_t pairs = config_.qk_rope_head_dim / 2;
@@ -99,7 +101,8 @@ Status Model::Forward(const StepBatch& batch, const CacheViews& caches, const Te
                                  stream));
   }
 
-  DI_RETURN_IF_ERROR(Embedding({.ids = batch.token_ids, .table = weights_.embed, .streams = step.streams}, stream));
+  DI_RETURN_IF_ERROR(Embedding(
+      {.ids = batch.token_ids, .table = weights_.embed, .streams = step.streams}, stream));
   std::vector<float> first_pre;
   for (int64_t r = 0; r < rows; ++r) first_pre.insert(first_pre.end(), {1.0f, 0.0f, 0.0f, 0.0f});
   DI_RETURN_IF_ERROR(CopyToDevice(first_pre.data(), step.pre, stream));
@@ -113,7 +116,8 @@ Status Model::Forward(const StepBatch& batch, const CacheViews& caches, const Te
   for (int64_t layer = 0; layer < config_.num_hidden_layers; ++layer) {
     const LayerWeights& w = weights_.layers[static_cast<size_t>(layer)];
     if (w.engram != nullptr) DI_RETURN_IF_ERROR(AddEngram(layer, step, stream));
-    // A site's `pre` is consumed by the next site, its `post` and `comb` by its own output (model description, 6.1).
+    // A site's `pre` is consumed by the next site, its `post` and `comb` by its own output (model
+    // description, 6.1).
     const auto mix = [&](const HcWeights& hc) {
       return HcMix({.streams = step.streams,
                     .fn = hc.fn,
@@ -128,7 +132,8 @@ Status Model::Forward(const StepBatch& batch, const CacheViews& caches, const Te
                    stream);
     };
     const auto expand = [&] {
-      return HcExpand({.x = step.y, .post = step.post, .comb = step.comb, .streams = step.streams}, stream);
+      return HcExpand({.x = step.y, .post = step.post, .comb = step.comb, .streams = step.streams},
+                      stream);
     };
     DI_RETURN_IF_ERROR(mix(w.hc_attn));
     DI_RETURN_IF_ERROR(Collapse(step.pre, w.attn_norm, step, stream));
@@ -157,7 +162,8 @@ Status Model::Forward(const StepBatch& batch, const CacheViews& caches, const Te
   return Linear({.x = last, .weight = &weights_.head, .y = logits}, stream);
 }
 
-Status Model::Collapse(const TensorView& pre, const TensorView& norm, Step& step, Stream& stream) const {
+Status Model::Collapse(const TensorView& pre, const TensorView& norm, Step& step,
+                       Stream& stream) const {
   return HcCollapseNorm({.streams = step.streams,
                          .pre = pre,
                          .row_index = {},
@@ -180,14 +186,16 @@ Status Model::Attention(int64_t layer, Step& step, Stream& stream) const {
 
   const TensorView qr = scratch.Tensor(DType::kBf16, {rows, config_.q_lora_rank});
   DI_RETURN_IF_ERROR(Linear({.x = step.x_grid, .weight = &w.wq_a, .y = qr}, stream));
-  DI_RETURN_IF_ERROR(RmsNorm({.x = qr, .weight = w.q_norm, .y = {}, .y_grid = step.qr_grid, .eps = eps}, stream));
+  DI_RETURN_IF_ERROR(
+      RmsNorm({.x = qr, .weight = w.q_norm, .y = {}, .y_grid = step.qr_grid, .eps = eps}, stream));
   const TensorView q = scratch.Tensor(DType::kBf16, {rows, heads * dim});
   DI_RETURN_IF_ERROR(Linear({.x = step.qr_grid, .weight = &w.wq_b, .y = q}, stream));
   DI_RETURN_IF_ERROR(Rope({.x = q.Reshape({rows, heads, dim}), .table = table}, stream));
 
   const TensorView kv = scratch.Tensor(DType::kBf16, {rows, dim});
   DI_RETURN_IF_ERROR(Linear({.x = step.x_grid, .weight = &w.wkv, .y = kv}, stream));
-  DI_RETURN_IF_ERROR(RmsNorm({.x = kv, .weight = w.kv_norm, .y = kv, .y_grid = {}, .eps = eps}, stream));
+  DI_RETURN_IF_ERROR(
+      RmsNorm({.x = kv, .weight = w.kv_norm, .y = kv, .y_grid = {}, .eps = eps}, stream));
   const TensorView& rings = step.caches->rings[static_cast<size_t>(layer)];
   const TensorView records = scratch.Tensor(DType::kU8, {rows, rings.dim(2)});
   DI_RETURN_IF_ERROR(WindowRecords({.kv = kv, .table = table, .records = records}, stream));
@@ -195,33 +203,36 @@ Status Model::Attention(int64_t layer, Step& step, Stream& stream) const {
   if (w.compressor != nullptr) DI_RETURN_IF_ERROR(CompressKeys(layer, step, stream));
   if (w.indexer != nullptr) DI_RETURN_IF_ERROR(SelectEntries(layer, step, stream));
 
-  SparseAttentionArgs attention{.q = q.Reshape({rows, heads, dim}),
-                                .window_records = records,
-                                .rings = rings,
-                                .window = config_.sliding_window,
-                                .kv_blocks = {},
-                                .selected = {},
-                                .layout = step.batch->layout,
-                                .sink = w.attn_sink,
-                                .scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(dim))),
-                                .table = table,
-                                .out = scratch.Tensor(DType::kBf16, {rows, heads * dim}),
-                                .numerics = numerics_};
+  SparseAttentionArgs attention{
+      .q = q.Reshape({rows, heads, dim}),
+      .window_records = records,
+      .rings = rings,
+      .window = config_.sliding_window,
+      .kv_blocks = {},
+      .selected = {},
+      .layout = step.batch->layout,
+      .sink = w.attn_sink,
+      .scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(dim))),
+      .table = table,
+      .out = scratch.Tensor(DType::kBf16, {rows, heads * dim}),
+      .numerics = numerics_};
   if (ratio > 0) {
     const int64_t producer = producer_of_layer_[static_cast<size_t>(config_.kv_source(layer))];
     attention.kv_blocks = step.caches->kv_blocks[static_cast<size_t>(producer)];
     attention.selected = step.selected;
   }
   DI_RETURN_IF_ERROR(SparseAttention(attention, stream));
-  DI_RETURN_IF_ERROR(WriteWindowRing({.records = records, .layout = step.batch->layout, .rings = rings}, stream));
+  DI_RETURN_IF_ERROR(
+      WriteWindowRing({.records = records, .layout = step.batch->layout, .rings = rings}, stream));
 
   const int64_t group_width = heads * dim / config_.o_groups;
   const TensorView u = scratch.Tensor(DType::kBf16, {rows, config_.o_groups * config_.o_lora_rank});
   for (int64_t group = 0; group < config_.o_groups; ++group) {
-    DI_RETURN_IF_ERROR(Linear({.x = attention.out.Columns(group * group_width, (group + 1) * group_width),
-                               .weight = &w.wo_a[static_cast<size_t>(group)],
-                               .y = u.Columns(group * config_.o_lora_rank, (group + 1) * config_.o_lora_rank)},
-                              stream));
+    DI_RETURN_IF_ERROR(
+        Linear({.x = attention.out.Columns(group * group_width, (group + 1) * group_width),
+                .weight = &w.wo_a[static_cast<size_t>(group)],
+                .y = u.Columns(group * config_.o_lora_rank, (group + 1) * config_.o_lora_rank)},
+               stream));
   }
   DI_RETURN_IF_ERROR(QuantizeFp8({.x = u, .y = u}, stream));
   return Linear({.x = u, .weight = &w.wo_b, .y = step.y}, stream);
@@ -255,11 +266,15 @@ Status Model::CompressKeys(int64_t layer, Step& step, Stream& stream) const {
                                      stream));
   }
   if (entries.count() == 0) return {};
-  DI_RETURN_IF_ERROR(RmsNorm({.x = pooled, .weight = c.norm, .y = pooled, .y_grid = {}, .eps = eps}, stream));
+  DI_RETURN_IF_ERROR(
+      RmsNorm({.x = pooled, .weight = c.norm, .y = pooled, .y_grid = {}, .eps = eps}, stream));
 
-  const TensorView index_key = scratch.Tensor(DType::kBf16, {entries.count(), config_.index_head_dim});
+  const TensorView index_key =
+      scratch.Tensor(DType::kBf16, {entries.count(), config_.index_head_dim});
   DI_RETURN_IF_ERROR(Linear({.x = pooled, .weight = &c.index_wk, .y = index_key}, stream));
-  DI_RETURN_IF_ERROR(RmsNorm({.x = index_key, .weight = c.index_k_norm, .y = index_key, .y_grid = {}, .eps = eps}, stream));
+  DI_RETURN_IF_ERROR(
+      RmsNorm({.x = index_key, .weight = c.index_k_norm, .y = index_key, .y_grid = {}, .eps = eps},
+              stream));
   WriteEntriesArgs write{.kind = EntryRecord::kIndexKey,
                          .values = index_key,
                          .table = step.entry_table[kind],
@@ -282,11 +297,13 @@ Status Model::SelectEntries(int64_t layer, Step& step, Stream& stream) const {
   const TensorView q = scratch.Tensor(DType::kBf16, {step.rows, heads * channels});
   DI_RETURN_IF_ERROR(Linear({.x = step.qr_grid, .weight = &w.wq_b, .y = q}, stream));
   const TensorView q_heads = q.Reshape({step.rows, heads, channels});
-  DI_RETURN_IF_ERROR(Rope({.x = q_heads, .table = step.compressed_table, .quantize_q4p = true}, stream));
+  DI_RETURN_IF_ERROR(
+      Rope({.x = q_heads, .table = step.compressed_table, .quantize_q4p = true}, stream));
   const TensorView weights = scratch.Tensor(DType::kBf16, {step.rows, heads});
   DI_RETURN_IF_ERROR(Linear({.x = step.x, .weight = &w.weights_proj, .y = weights}, stream));
 
-  const auto producer = static_cast<size_t>(producer_of_layer_[static_cast<size_t>(config_.kv_source(layer))]);
+  const auto producer =
+      static_cast<size_t>(producer_of_layer_[static_cast<size_t>(config_.kv_source(layer))]);
   IndexerArgs args{.q = q_heads,
                    .weights = weights,
                    .blocks = step.caches->index_blocks[producer],
@@ -298,7 +315,8 @@ Status Model::SelectEntries(int64_t layer, Step& step, Stream& stream) const {
                    .selected = step.selected,
                    .numerics = numerics_};
   if (layer == config_.candidate_source_layer_id) args.candidates_out = step.candidates;
-  if (layer > config_.candidate_source_layer_id && config_.candidate_source_layer_id >= 0) args.candidates_in = step.candidates;
+  if (layer > config_.candidate_source_layer_id && config_.candidate_source_layer_id >= 0)
+    args.candidates_in = step.candidates;
   return Indexer(args, stream);
 }
 
@@ -389,10 +407,12 @@ Status Model::AddEngram(int64_t layer, Step& step, Stream& stream) const {
                                  .offsets = constants.offsets,
                                  .table_rows = table_rows},
                                 stream));
-  const TensorView embedding = scratch.Tensor(DType::kBf16, {step.rows, lookups * config_.engram_head_dim});
-  DI_RETURN_IF_ERROR(
-      EngramGather({.table_rows = table_rows, .weight = w.table, .scale = w.scale, .out = embedding}, stream));
-  const TensorView kv = scratch.Tensor(DType::kBf16, {step.rows, (kHcStreams + 1) * config_.hidden_size});
+  const TensorView embedding =
+      scratch.Tensor(DType::kBf16, {step.rows, lookups * config_.engram_head_dim});
+  DI_RETURN_IF_ERROR(EngramGather(
+      {.table_rows = table_rows, .weight = w.table, .scale = w.scale, .out = embedding}, stream));
+  const TensorView kv =
+      scratch.Tensor(DType::kBf16, {step.rows, (kHcStreams + 1) * config_.hidden_size});
   DI_RETURN_IF_ERROR(Linear({.x = embedding, .weight = &w.wkv, .y = kv}, stream));
   return EngramApply({.kv = kv,
                       .q_weight = w.q_weight,
@@ -402,7 +422,8 @@ Status Model::AddEngram(int64_t layer, Step& step, Stream& stream) const {
                      stream);
 }
 
-Status Model::RecordLayer(int64_t layer, const Step& step, LayerTrace& trace, Stream& stream) const {
+Status Model::RecordLayer(int64_t layer, const Step& step, LayerTrace& trace,
+                          Stream& stream) const {
   const auto l = static_cast<size_t>(layer);
   trace.experts[l].resize(static_cast<size_t>(step.experts.num_elements()));
   DI_RETURN_IF_ERROR(CopyToHost(step.experts, trace.experts[l].data(), stream));

@@ -1,5 +1,6 @@
-// The forward pass of the text model over one step: the layer graph of the model description, sections 6 to 12, in terms of
-// operations. Knows tensors and caches, not requests; state of sequences is reached through the views in a step.
+// The forward pass of the text model over one step: the layer graph of the model description,
+// sections 6 to 12, in terms of operations. Knows tensors and caches, not requests; state of
+// sequences is reached through the views in a step.
 #pragma once
 
 #include <memory>
@@ -25,11 +26,12 @@ class Model {
     return weights_;
   }
 
-  // Runs every row of the batch through all layers, updates the caches, and writes the logits of batch.logit_rows to
-  // `logits` [n, vocab] f32. The bits of a row depend on its own sequence only: not on other rows, on how the sequence is
-  // cut into steps, or on the number of threads. `trace` may be null.
-  Status Forward(const StepBatch& batch, const CacheViews& caches, const TensorView& logits, LayerTrace* trace,
-                 Stream& stream) const;
+  // Runs every row of the batch through all layers, updates the caches, and writes the logits of
+  // batch.logit_rows to `logits` [n, vocab] f32. The bits of a row depend on its own sequence only:
+  // not on other rows, on how the sequence is cut into steps, or on the number of threads. `trace`
+  // may be null.
+  Status Forward(const StepBatch& batch, const CacheViews& caches, const TensorView& logits,
+                 LayerTrace* trace, Stream& stream) const;
 
  private:
   struct Step;
@@ -45,7 +47,8 @@ class Model {
   ModelConfig config_;
   ModelWeights weights_;
   Numerics numerics_;
-  std::vector<int64_t> producer_of_layer_;  // index of a KV source layer among the producers, -1 otherwise
+  std::vector<int64_t>
+      producer_of_layer_;  // index of a KV source layer among the producers, -1 otherwise
 };
 
 }  // namespace deepinfer

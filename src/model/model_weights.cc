@@ -11,30 +11,34 @@ namespace {
 
 class Loader {
  public:
-  Loader(ModelWeights& weights, const Checkpoint& checkpoint, const ModelConfig& config, Stream& stream)
-      : weights_(weights), checkpoint_(checkpoint), config_(config), stream_(stream) {
-  }
+  Loader(ModelWeights& weights, const Checkpoint& checkpoint, const ModelConfig& config,
+         Stream& stream)
+      : weights_(weights), checkpoint_(checkpoint), config_(config), stream_(stream) {}
 
   Status Run() {
     DI_ASSIGN_OR_RETURN(weights_.embed, Mapped("embed.weight"));
     DI_ASSIGN_OR_RETURN(weights_.norm, Copied("norm.weight"));
     DI_ASSIGN_OR_RETURN(weights_.head, Bf16Linear("head.weight"));
     DI_ASSIGN_OR_RETURN(weights_.window_frequencies, Uploaded(WindowRopeFrequencies(config_)));
-    DI_ASSIGN_OR_RETURN(weights_.compressed_frequencies, Uploaded(CompressedRopeFrequencies(config_)));
+    DI_ASSIGN_OR_RETURN(weights_.compressed_frequencies,
+                        Uploaded(CompressedRopeFrequencies(config_)));
     weights_.layers.resize(static_cast<size_t>(config_.num_hidden_layers));
     for (int64_t layer = 0; layer < config_.num_hidden_layers; ++layer) {
       const std::string prefix = fmt::format("layers.{}.", layer);
       const Status status = LoadLayer(layer, prefix, weights_.layers[static_cast<size_t>(layer)]);
-      if (!status.has_value()) return WithContext(status.error(), fmt::format("Cannot load layer {}", layer));
+      if (!status.has_value())
+        return WithContext(status.error(), fmt::format("Cannot load layer {}", layer));
     }
     return {};
   }
 
  private:
-  // The inventory has been checked, so a missing tensor is a caller's mistake, but still an error rather than a crash.
+  // The inventory has been checked, so a missing tensor is a caller's mistake, but still an error
+  // rather than a crash.
   Result<TensorView> Mapped(const std::string& name) {
     const TensorEntry* entry = checkpoint_.Find(name);
-    if (entry == nullptr) return Fail(Code::kNotFound, fmt::format("The checkpoint has no tensor '{}'.", name));
+    if (entry == nullptr)
+      return Fail(Code::kNotFound, fmt::format("The checkpoint has no tensor '{}'.", name));
     return entry->View();
   }
 
@@ -71,19 +75,27 @@ class Loader {
 
   Result<LinearWeight> Bf16Linear(const std::string& name) {
     DI_ASSIGN_OR_RETURN(const TensorView view, Mapped(name));
-    return Pack({.format = WeightFormat::kBf16, .n = view.dim(0), .k = view.dim(1), .weight = view, .scale = {}});
+    return Pack({.format = WeightFormat::kBf16,
+                 .n = view.dim(0),
+                 .k = view.dim(1),
+                 .weight = view,
+                 .scale = {}});
   }
 
-  // `prefix` + ".weight" and ".scale"; rows [row_begin, row_begin + rows) or all of them. The format follows from the dtype.
-  Result<LinearWeight> QuantizedLinear(const std::string& prefix, int64_t row_begin = 0, int64_t rows = -1) {
+  // `prefix` + ".weight" and ".scale"; rows [row_begin, row_begin + rows) or all of them. The
+  // format follows from the dtype.
+  Result<LinearWeight> QuantizedLinear(const std::string& prefix, int64_t row_begin = 0,
+                                       int64_t rows = -1) {
     DI_ASSIGN_OR_RETURN(TensorView weight, Mapped(prefix + ".weight"));
     DI_ASSIGN_OR_RETURN(TensorView scale, Mapped(prefix + ".scale"));
     const bool fp4 = weight.dtype() == DType::kFp4x2;
     if (rows >= 0) {
       const int64_t scale_rows = fp4 ? 1 : 32;
       if (row_begin % scale_rows != 0 || rows % scale_rows != 0) {
-        return Fail(Code::kUnsupported, fmt::format("'{}' cannot be split into groups of {} rows: its scale blocks have {}.",
-                                                    prefix, rows, scale_rows));
+        return Fail(
+            Code::kUnsupported,
+            fmt::format("'{}' cannot be split into groups of {} rows: its scale blocks have {}.",
+                        prefix, rows, scale_rows));
       }
       weight = weight.Rows(row_begin, row_begin + rows);
       scale = scale.Rows(row_begin / scale_rows, (row_begin + rows) / scale_rows);
@@ -112,7 +124,9 @@ class Loader {
     DI_ASSIGN_OR_RETURN(w.wkv, QuantizedLinear(prefix + "attn.wkv"));
     DI_ASSIGN_OR_RETURN(w.kv_norm, Copied(prefix + "attn.kv_norm.weight"));
     for (int64_t group = 0; group < config_.o_groups; ++group) {
-      DI_ASSIGN_OR_RETURN(LinearWeight wo_a, QuantizedLinear(prefix + "attn.wo_a", group * config_.o_lora_rank, config_.o_lora_rank));
+      DI_ASSIGN_OR_RETURN(
+          LinearWeight wo_a,
+          QuantizedLinear(prefix + "attn.wo_a", group * config_.o_lora_rank, config_.o_lora_rank));
       w.wo_a.push_back(std::move(wo_a));
     }
     DI_ASSIGN_OR_RETURN(w.wo_b, QuantizedLinear(prefix + "attn.wo_b"));
@@ -142,16 +156,19 @@ class Loader {
       w.compressor = std::make_unique<CompressorWeights>();
       DI_ASSIGN_OR_RETURN(w.compressor->wkv, Bf16Linear(prefix + "attn.compressor.wkv.weight"));
       if (config_.ratio(layer) == 2) {
-        DI_ASSIGN_OR_RETURN(w.compressor->wgate, Bf16Linear(prefix + "attn.compressor.wgate.weight"));
+        DI_ASSIGN_OR_RETURN(w.compressor->wgate,
+                            Bf16Linear(prefix + "attn.compressor.wgate.weight"));
       }
       DI_ASSIGN_OR_RETURN(w.compressor->norm, Copied(prefix + "attn.compressor.norm.weight"));
       DI_ASSIGN_OR_RETURN(w.compressor->index_wk, Bf16Linear(prefix + "attn.indexer.wk.weight"));
-      DI_ASSIGN_OR_RETURN(w.compressor->index_k_norm, Copied(prefix + "attn.indexer.k_norm.weight"));
+      DI_ASSIGN_OR_RETURN(w.compressor->index_k_norm,
+                          Copied(prefix + "attn.indexer.k_norm.weight"));
     }
     if (config_.is_index_source(layer)) {
       w.indexer = std::make_unique<IndexerWeights>();
       DI_ASSIGN_OR_RETURN(w.indexer->wq_b, QuantizedLinear(prefix + "attn.indexer.wq_b"));
-      DI_ASSIGN_OR_RETURN(w.indexer->weights_proj, Bf16Linear(prefix + "attn.indexer.weights_proj.weight"));
+      DI_ASSIGN_OR_RETURN(w.indexer->weights_proj,
+                          Bf16Linear(prefix + "attn.indexer.weights_proj.weight"));
     }
     if (config_.engram_index(layer) >= 0) {
       w.engram = std::make_unique<EngramWeights>();
@@ -172,8 +189,8 @@ class Loader {
 
 }  // namespace
 
-Result<ModelWeights> LoadModelWeights(std::shared_ptr<const Checkpoint> checkpoint, const ModelConfig& config,
-                                      Stream& stream) {
+Result<ModelWeights> LoadModelWeights(std::shared_ptr<const Checkpoint> checkpoint,
+                                      const ModelConfig& config, Stream& stream) {
   ModelWeights weights;
   weights.engram_constants = ComputeEngramConstants(config);
   DI_RETURN_IF_ERROR(Loader(weights, *checkpoint, config, stream).Run());

@@ -1,5 +1,6 @@
-// Every tensor of the text model in the form the operations take. Loaded once, immutable afterwards. The draft layers (mtp.*) and
-// the vision tower are checked with the inventory but not loaded here.
+// Every tensor of the text model in the form the operations take. Loaded once, immutable
+// afterwards. The draft layers (mtp.*) and the vision tower are checked with the inventory but not
+// loaded here.
 #pragma once
 
 #include <cstdint>
@@ -16,10 +17,11 @@
 
 namespace deepinfer {
 
-// Three linears of one expert kind, as columns over experts so that GroupedLinear can take them as they are.
+// Three linears of one expert kind, as columns over experts so that GroupedLinear can take them as
+// they are.
 struct ExpertWeights {
-  std::vector<LinearWeight> w1, w2, w3;                      // gate, down, up
-  std::vector<const LinearWeight*> w1_ptr, w2_ptr, w3_ptr;   // pointers into the above
+  std::vector<LinearWeight> w1, w2, w3;                     // gate, down, up
+  std::vector<const LinearWeight*> w1_ptr, w2_ptr, w3_ptr;  // pointers into the above
 };
 
 struct HcWeights {
@@ -37,11 +39,11 @@ struct EngramWeights {
 };
 
 struct CompressorWeights {
-  LinearWeight wkv;          // [head_dim, hidden] bf16
-  LinearWeight wgate;        // ratio 2 only
-  TensorView norm;           // [head_dim] bf16
-  LinearWeight index_wk;     // [index_head_dim, head_dim] bf16
-  TensorView index_k_norm;   // [index_head_dim] bf16
+  LinearWeight wkv;         // [head_dim, hidden] bf16
+  LinearWeight wgate;       // ratio 2 only
+  TensorView norm;          // [head_dim] bf16
+  LinearWeight index_wk;    // [index_head_dim, head_dim] bf16
+  TensorView index_k_norm;  // [index_head_dim] bf16
 };
 
 struct IndexerWeights {
@@ -60,8 +62,8 @@ struct LayerWeights {
   LinearWeight wo_b;               // [hidden, groups * o_lora_rank]
   TensorView attn_sink;            // [heads] f32
   HcWeights hc_attn, hc_ffn;
-  LinearWeight gate;               // [experts, hidden] bf16
-  TensorView gate_bias;            // [experts] f32
+  LinearWeight gate;     // [experts, hidden] bf16
+  TensorView gate_bias;  // [experts] f32
   LinearWeight shared_w1, shared_w2, shared_w3;
   ExpertWeights experts;
   std::unique_ptr<CompressorWeights> compressor;  // KV source layers
@@ -83,8 +85,8 @@ struct ModelWeights {
   std::shared_ptr<const Checkpoint> checkpoint;  // keeps the mapped tensors alive
 };
 
-
 // The checkpoint must have passed CheckInventory. Errors: kResourceExhausted, kUnsupported.
-Result<ModelWeights> LoadModelWeights(std::shared_ptr<const Checkpoint> checkpoint, const ModelConfig& config, Stream& stream);
+Result<ModelWeights> LoadModelWeights(std::shared_ptr<const Checkpoint> checkpoint,
+                                      const ModelConfig& config, Stream& stream);
 
 }  // namespace deepinfer

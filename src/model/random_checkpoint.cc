@@ -77,14 +77,15 @@ Json CommonConfig() {
                 {"max_wh_ratio", nullptr}}}};
 }
 
-// Fills in what follows from the other values: special token ids, the compressed vocabulary of the generated tokenizer,
-// and the rows of the Engram tables. Returns the validated text.
+// Fills in what follows from the other values: special token ids, the compressed vocabulary of the
+// generated tokenizer, and the rows of the Engram tables. Returns the validated text.
 Result<std::string> Completed(Json config) {
   Json& text = config["text_config"];
   const int64_t vocab = text["vocab_size"];
   DI_ASSIGN_OR_RETURN(const std::string tokenizer, SmallTokenizerJson(vocab));
   DI_ASSIGN_OR_RETURN(const TokenCompression compression, CompressVocabulary(tokenizer));
-  // Chat markers end the vocabulary; the image placeholder is the fifth from the end, "system" the first of the twelve.
+  // Chat markers end the vocabulary; the image placeholder is the fifth from the end, "system" the
+  // first of the twelve.
   config["image_token_id"] = vocab - 5;
   text["dspark_noise_token_id"] = vocab - 12;
   text["engram_compressed_vocab_size"] = compression.num_keys;
@@ -101,7 +102,8 @@ Result<std::string> Completed(Json config) {
 
 // ---- Values ----------------------------------------------------------------------------------
 
-// How the elements of one tensor are drawn. `sigma` of quantised tensors is that of the values they represent.
+// How the elements of one tensor are drawn. `sigma` of quantised tensors is that of the values they
+// represent.
 struct Recipe {
   enum class Kind { kNormal, kUniform, kHyperBase, kSelection, kFp8, kFp4, kScale };
   Kind kind = Kind::kNormal;
@@ -109,9 +111,11 @@ struct Recipe {
   double center = 0;       // kUniform
   double sigma = 1;        // standard deviation; half width for kUniform
   int32_t scale_byte = 0;  // kScale: before the jitter of -1, 0 or 1
-  // A donor's normal values are blended in, so that this tensor resembles it: 0.9 of the donor, the rest its own.
+  // A donor's normal values are blended in, so that this tensor resembles it: 0.9 of the donor, the
+  // rest its own.
   uint64_t donor_key = 0;
-  // Element (r, c) resembles donor element (head r / head_rows * donor_stride, channel of r % head_rows, c).
+  // Element (r, c) resembles donor element (head r / head_rows * donor_stride, channel of r %
+  // head_rows, c).
   int64_t head_rows = 0;  // 0: the identity
   int64_t donor_head_rows = 0;
   int64_t donor_head_stride = 1;
@@ -125,7 +129,8 @@ int64_t DonorRow(const Recipe& recipe, int64_t row) {
   const int64_t head = row / recipe.head_rows;
   const int64_t channel = row % recipe.head_rows;
   const int64_t from_end = recipe.head_rows - channel;
-  const int64_t donor_channel = from_end <= recipe.rope_rows ? recipe.donor_head_rows - from_end : channel % recipe.donor_head_rows;
+  const int64_t donor_channel = from_end <= recipe.rope_rows ? recipe.donor_head_rows - from_end
+                                                             : channel % recipe.donor_head_rows;
   return head * recipe.donor_head_stride * recipe.donor_head_rows + donor_channel;
 }
 
@@ -151,22 +156,29 @@ class Tables {
  public:
   // E4M3 codes of normal values with this deviation.
   const DrawTable<uint8_t>& Fp8(double code_sigma) {
-    return Get(fp8_, code_sigma, [&](uint32_t bits) { return F32ToE4M3(static_cast<float>(NormalQuantiles()[bits] * code_sigma)); });
+    return Get(fp8_, code_sigma, [&](uint32_t bits) {
+      return F32ToE4M3(static_cast<float>(NormalQuantiles()[bits] * code_sigma));
+    });
   }
   // Pairs of E2M1 codes; each has eight of the bits.
   const DrawTable<uint8_t>& Fp4(double code_sigma) {
     return Get(fp4_, code_sigma, [&](uint32_t bits) {
-      const auto code = [&](uint32_t byte) { return F32ToE2M1(static_cast<float>(NormalQuantiles()[byte * 256 + 128] * code_sigma)); };
+      const auto code = [&](uint32_t byte) {
+        return F32ToE2M1(static_cast<float>(NormalQuantiles()[byte * 256 + 128] * code_sigma));
+      };
       return static_cast<uint8_t>(code(bits & 255) | (code(bits >> 8) << 4));
     });
   }
   const DrawTable<uint16_t>& Bf16(double sigma) {
-    return Get(bf16_, sigma, [&](uint32_t bits) { return F32ToBf16(static_cast<float>(sigma * NormalQuantiles()[bits])).bits; });
+    return Get(bf16_, sigma, [&](uint32_t bits) {
+      return F32ToBf16(static_cast<float>(sigma * NormalQuantiles()[bits])).bits;
+    });
   }
 
  private:
   template <class T, class F>
-  const DrawTable<T>& Get(std::map<double, std::unique_ptr<DrawTable<T>>>& tables, double sigma, F value) {
+  const DrawTable<T>& Get(std::map<double, std::unique_ptr<DrawTable<T>>>& tables, double sigma,
+                          F value) {
     std::unique_ptr<DrawTable<T>>& table = tables[sigma];
     if (!table) {
       table = std::make_unique<DrawTable<T>>();
@@ -198,25 +210,27 @@ struct Source {
 
 class Recipes {
  public:
-  Recipes(const ModelConfig& config, uint64_t seed) : config_(config), seed_(seed) {
-  }
+  Recipes(const ModelConfig& config, uint64_t seed) : config_(config), seed_(seed) {}
 
   Recipe For(const StoredTensor& tensor) const {
-    if (tensor.name.ends_with(".scale") && tensor.dtype == StoredDType::kF8E8M0) return ScaleRecipe(tensor);
+    if (tensor.name.ends_with(".scale") && tensor.dtype == StoredDType::kF8E8M0)
+      return ScaleRecipe(tensor);
     return WeightRecipe(tensor.name, tensor.dtype, tensor.shape);
   }
 
  private:
   static bool EndsWith(std::string_view name, std::initializer_list<std::string_view> suffixes) {
-    return std::any_of(suffixes.begin(), suffixes.end(), [&](std::string_view s) { return name.ends_with(s); });
+    return std::any_of(suffixes.begin(), suffixes.end(),
+                       [&](std::string_view s) { return name.ends_with(s); });
   }
 
-  // Linear weights have deviation gain / sqrt(inputs). Gains below 1 are on the last matrix of a branch: a sub-layer's
-  // output is then about a tenth of the residual.
+  // Linear weights have deviation gain / sqrt(inputs). Gains below 1 are on the last matrix of a
+  // branch: a sub-layer's output is then about a tenth of the residual.
   static double Gain(std::string_view name) {
     if (name.ends_with("attn.wo_b.weight")) return 0.25;
     if (name.find("shared_experts.w2") != std::string_view::npos) return 0.12;
-    if (name.ends_with(".w2.weight") && name.find("ffn.experts.") != std::string_view::npos) return 0.25;
+    if (name.ends_with(".w2.weight") && name.find("ffn.experts.") != std::string_view::npos)
+      return 0.25;
     if (name.ends_with("ffn.gate.weight")) return 0.7;
     if (name.ends_with("markov_head.head.weight")) return 0.5;
     if (name == "head.weight") return 1.5;
@@ -224,7 +238,8 @@ class Recipes {
     return 1;
   }
 
-  Recipe WeightRecipe(const std::string& name, StoredDType dtype, std::span<const int64_t> shape) const {
+  Recipe WeightRecipe(const std::string& name, StoredDType dtype,
+                      std::span<const int64_t> shape) const {
     Recipe recipe;
     recipe.key = RandomKey(seed_, name);
     recipe.columns = shape.size() < 2 ? 1 : shape.back();
@@ -236,8 +251,8 @@ class Recipes {
       recipe.kind = Recipe::Kind::kFp8;
       if (name.ends_with("engram.embed.weight")) recipe.sigma = 0.25;
       AddDonor(name, recipe);
-    } else if (EndsWith(name, {"norm.weight", "norm1.weight", "norm2.weight", "engram.q_weight", "engram.k_weight", "hc_attn_scale",
-                               "hc_ffn_scale"})) {
+    } else if (EndsWith(name, {"norm.weight", "norm1.weight", "norm2.weight", "engram.q_weight",
+                               "engram.k_weight", "hc_attn_scale", "hc_ffn_scale"})) {
       recipe.kind = Recipe::Kind::kUniform;
       recipe.center = 1;
       recipe.sigma = 0.2;
@@ -262,8 +277,9 @@ class Recipes {
     return recipe;
   }
 
-  // Queries of layers that take another layer's selection resemble that layer's queries, and index queries resemble
-  // the attention's: otherwise the selected entries are not those with large attention weights.
+  // Queries of layers that take another layer's selection resemble that layer's queries, and index
+  // queries resemble the attention's: otherwise the selected entries are not those with large
+  // attention weights.
   void AddDonor(const std::string& name, Recipe& recipe) const {
     for (int64_t layer = 0; layer < config_.num_hidden_layers; ++layer) {
       const std::string prefix = fmt::format("layers.{}.attn.", layer);
@@ -276,7 +292,8 @@ class Recipes {
         recipe.donor_key = RandomKey(seed_, prefix + "wq_b.weight");
         recipe.head_rows = config_.index_head_dim;
         recipe.donor_head_rows = config_.head_dim;
-        recipe.donor_head_stride = std::max<int64_t>(1, config_.num_attention_heads / config_.index_n_heads);
+        recipe.donor_head_stride =
+            std::max<int64_t>(1, config_.num_attention_heads / config_.index_n_heads);
         recipe.rope_rows = config_.qk_rope_head_dim;
       }
       return;
@@ -284,14 +301,18 @@ class Recipes {
   }
 
   Recipe ScaleRecipe(const StoredTensor& scale) const {
-    const std::string base = scale.name.substr(0, scale.name.size() - std::string_view(".scale").size());
+    const std::string base =
+        scale.name.substr(0, scale.name.size() - std::string_view(".scale").size());
     const bool fp4 = base.find("ffn.experts.") != std::string::npos;
-    // The codes' shape follows from that of the scales: 32 columns each, half as many bytes for FP4.
+    // The codes' shape follows from that of the scales: 32 columns each, half as many bytes for
+    // FP4.
     const int64_t columns = scale.shape[1] * (fp4 ? 16 : 32);
     const int64_t shape[] = {scale.shape[0], columns};
-    Recipe recipe = WeightRecipe(base + ".weight", fp4 ? StoredDType::kI8 : StoredDType::kF8E4M3, shape);
+    Recipe recipe =
+        WeightRecipe(base + ".weight", fp4 ? StoredDType::kI8 : StoredDType::kF8E4M3, shape);
     recipe.kind = Recipe::Kind::kScale;
-    recipe.scale_byte = 127 + ScaleExponent(recipe.sigma, fp4 ? kMinFp4CodeSigma : kMinFp8CodeSigma);
+    recipe.scale_byte =
+        127 + ScaleExponent(recipe.sigma, fp4 ? kMinFp4CodeSigma : kMinFp8CodeSigma);
     recipe.columns = scale.shape[1];
     // A tensor that resembles another one has its jitter as well; heads count rows of blocks here.
     recipe.key = RandomKey(recipe.donor_key != 0 ? recipe.donor_key : recipe.key, "jitter");
@@ -312,7 +333,8 @@ double Normal(uint64_t key, int64_t index) {
 double RealValue(const Recipe& recipe, int64_t index) {
   switch (recipe.kind) {
     case Recipe::Kind::kUniform: {
-      const double unit = (RandomBits16(recipe.key, static_cast<uint64_t>(index)) + 0.5) / 32768 - 1;
+      const double unit =
+          (RandomBits16(recipe.key, static_cast<uint64_t>(index)) + 0.5) / 32768 - 1;
       return recipe.center + recipe.sigma * unit;
     }
     case Recipe::Kind::kHyperBase:
@@ -337,8 +359,11 @@ std::byte* Put(T value, std::byte* out) {
 
 // Elements [begin, end) from a table; one word of random bits serves four.
 template <class T>
-void FillFromTable(uint64_t key, const DrawTable<T>& table, int64_t begin, int64_t end, std::byte* out) {
-  const auto single = [&](int64_t i) { out = Put(table[RandomBits16(key, static_cast<uint64_t>(i))], out); };
+void FillFromTable(uint64_t key, const DrawTable<T>& table, int64_t begin, int64_t end,
+                   std::byte* out) {
+  const auto single = [&](int64_t i) {
+    out = Put(table[RandomBits16(key, static_cast<uint64_t>(i))], out);
+  };
   int64_t i = begin;
   for (; i < end && i % 4 != 0; ++i) single(i);
   for (; i + 4 <= end; i += 4) {
@@ -353,15 +378,21 @@ void Fill(const Source& source, StoredDType dtype, int64_t begin, int64_t end, s
   const Recipe& recipe = source.recipe;
   if (recipe.kind == Recipe::Kind::kScale) {
     for (int64_t i = begin; i < end; ++i) {
-      const int64_t donor = recipe.head_rows == 0 ? i : DonorRow(recipe, i / recipe.columns) * recipe.columns + i % recipe.columns;
+      const int64_t donor =
+          recipe.head_rows == 0
+              ? i
+              : DonorRow(recipe, i / recipe.columns) * recipe.columns + i % recipe.columns;
       const int32_t jitter = RandomBits16(recipe.key, static_cast<uint64_t>(donor)) % 3 - 1;
       *out++ = static_cast<std::byte>(recipe.scale_byte + jitter);
     }
   } else if (recipe.kind == Recipe::Kind::kFp8 && recipe.donor_key != 0) {
-    const double code_sigma = std::ldexp(recipe.sigma, -ScaleExponent(recipe.sigma, kMinFp8CodeSigma));
+    const double code_sigma =
+        std::ldexp(recipe.sigma, -ScaleExponent(recipe.sigma, kMinFp8CodeSigma));
     for (int64_t i = begin; i < end; ++i) {
-      const int64_t donor = DonorRow(recipe, i / recipe.columns) * recipe.columns + i % recipe.columns;
-      const double z = kDonorShare * Normal(recipe.donor_key, donor) + kOwnShare * Normal(recipe.key, i);
+      const int64_t donor =
+          DonorRow(recipe, i / recipe.columns) * recipe.columns + i % recipe.columns;
+      const double z =
+          kDonorShare * Normal(recipe.donor_key, donor) + kOwnShare * Normal(recipe.key, i);
       *out++ = static_cast<std::byte>(F32ToE4M3(static_cast<float>(z * code_sigma)));
     }
   } else if (source.bytes != nullptr) {
@@ -369,9 +400,11 @@ void Fill(const Source& source, StoredDType dtype, int64_t begin, int64_t end, s
   } else if (source.halves != nullptr) {
     FillFromTable(recipe.key, *source.halves, begin, end, out);
   } else if (dtype == StoredDType::kBf16) {
-    for (int64_t i = begin; i < end; ++i) out = Put(F32ToBf16(static_cast<float>(RealValue(recipe, i))).bits, out);
+    for (int64_t i = begin; i < end; ++i)
+      out = Put(F32ToBf16(static_cast<float>(RealValue(recipe, i))).bits, out);
   } else {
-    for (int64_t i = begin; i < end; ++i) out = Put(std::bit_cast<uint32_t>(static_cast<float>(RealValue(recipe, i))), out);
+    for (int64_t i = begin; i < end; ++i)
+      out = Put(std::bit_cast<uint32_t>(static_cast<float>(RealValue(recipe, i))), out);
   }
 }
 
@@ -389,15 +422,18 @@ Status PrepareDirectory(const std::string& dir, int64_t bytes) {
   std::error_code error;
   fs::create_directories(dir, error);
   if (error || !fs::is_directory(dir)) {
-    return Fail(Code::kUnavailable, fmt::format("Cannot create the directory {}: {}.", Quoted(dir), error.message()));
+    return Fail(Code::kUnavailable,
+                fmt::format("Cannot create the directory {}: {}.", Quoted(dir), error.message()));
   }
   if (!fs::is_empty(dir, error)) {
-    return Fail(Code::kInvalidArgument, fmt::format("The directory {} is not empty; nothing was written.", Quoted(dir)));
+    return Fail(Code::kInvalidArgument,
+                fmt::format("The directory {} is not empty; nothing was written.", Quoted(dir)));
   }
   const fs::space_info space = fs::space(dir, error);
   if (!error && space.available < static_cast<uint64_t>(bytes)) {
-    return Fail(Code::kResourceExhausted, fmt::format("The checkpoint needs {} bytes, but only {} are free at {}.", bytes,
-                                                      space.available, Quoted(dir)));
+    return Fail(Code::kResourceExhausted,
+                fmt::format("The checkpoint needs {} bytes, but only {} are free at {}.", bytes,
+                            space.available, Quoted(dir)));
   }
   return {};
 }
@@ -453,7 +489,9 @@ Result<std::string> TinyConfigJson() {
 Result<std::string> SliceConfigJson(const SliceOptions& options) {
   const auto check = [](std::string_view field, int64_t value, int64_t min, int64_t max) -> Status {
     if (value >= min && value <= max) return {};
-    return Fail(Code::kInvalidArgument, fmt::format("{} is {}; allowed are {} to {}.", field, value, min, max), std::string(field));
+    return Fail(Code::kInvalidArgument,
+                fmt::format("{} is {}; allowed are {} to {}.", field, value, min, max),
+                std::string(field));
   };
   DI_RETURN_IF_ERROR(check("layers", options.layers, 1, 40));
   DI_RETURN_IF_ERROR(check("experts", options.experts, 1, 384));
@@ -466,7 +504,8 @@ Result<std::string> SliceConfigJson(const SliceOptions& options) {
   const int64_t encoder = std::max<int64_t>(0, layers - std::max<int64_t>(2, layers / 2));
   const int64_t window_only = encoder >= 2 ? std::max<int64_t>(1, encoder / 10) : 0;
   std::vector<int64_t> ratios;
-  for (int64_t layer = 0; layer < layers; ++layer) ratios.push_back(layer < window_only ? 0 : (layer < encoder ? 2 : 1));
+  for (int64_t layer = 0; layer < layers; ++layer)
+    ratios.push_back(layer < window_only ? 0 : (layer < encoder ? 2 : 1));
   ratios.resize(static_cast<size_t>(layers + options.draft_layers), 0);
   std::vector<int64_t> kv_sources;
   for (int64_t layer = window_only; layer < encoder; layer += 6) kv_sources.push_back(layer);
@@ -484,51 +523,53 @@ Result<std::string> SliceConfigJson(const SliceOptions& options) {
   }
   std::vector<int64_t> targets;
   if (options.draft_layers > 0) {
-    for (int64_t layer = std::max(encoder, layers - 3); layer < layers; ++layer) targets.push_back(layer);
+    for (int64_t layer = std::max(encoder, layers - 3); layer < layers; ++layer)
+      targets.push_back(layer);
   }
   Json config = CommonConfig();
   config["vision_config"]["num_hidden_layers"] = 1;
-  config["text_config"].update(Json{{"vocab_size", options.vocab},
-                                    {"hidden_size", 5120},
-                                    {"moe_intermediate_size", 2304},
-                                    {"num_hidden_layers", layers},
-                                    {"num_attention_heads", 64},
-                                    {"head_dim", 512},
-                                    {"qk_rope_head_dim", 64},
-                                    {"q_lora_rank", 1280},
-                                    {"o_lora_rank", 1024},
-                                    {"o_groups", 8},
-                                    {"swiglu_limit", 10.0},
-                                    {"max_position_embeddings", 1048576},
-                                    {"compress_rope_theta", 160000.0},
-                                    {"rope_scaling",
-                                     {{"rope_type", "yarn"},
-                                      {"factor", 16},
-                                      {"beta_fast", 32},
-                                      {"beta_slow", 1},
-                                      {"original_max_position_embeddings", 65536}}},
-                                    {"n_routed_experts", options.experts},
-                                    {"num_experts_per_tok", std::min<int64_t>(6, options.experts)},
-                                    {"sliding_window", 128},
-                                    {"compress_ratios", ratios},
-                                    {"kv_source_layer_ids", kv_sources},
-                                    {"index_source_layer_ids", index_sources},
-                                    {"index_n_heads", 32},
-                                    {"index_head_dim", 128},
-                                    {"index_topk", 512},
-                                    {"candidate_source_layer_id", encoder},
-                                    {"candidate_topk_blocks", 2048},
-                                    {"candidate_block_size", 8},
-                                    {"engram_layer_ids", engram_layers},
-                                    {"engram_vocab_size", options.engram_rows / 24},
-                                    {"engram_n_heads", 8},
-                                    {"engram_head_dim", 256},
-                                    {"num_nextn_predict_layers", options.draft_layers},
-                                    {"dspark_block_size", 5},
-                                    {"dspark_target_layer_ids", targets},
-                                    {"dspark_markov_rank", 256},
-                                    {"dspark_n_routed_experts", options.draft_experts},
-                                    {"dspark_num_experts_per_tok", std::min<int64_t>(3, options.draft_experts)}});
+  config["text_config"].update(
+      Json{{"vocab_size", options.vocab},
+           {"hidden_size", 5120},
+           {"moe_intermediate_size", 2304},
+           {"num_hidden_layers", layers},
+           {"num_attention_heads", 64},
+           {"head_dim", 512},
+           {"qk_rope_head_dim", 64},
+           {"q_lora_rank", 1280},
+           {"o_lora_rank", 1024},
+           {"o_groups", 8},
+           {"swiglu_limit", 10.0},
+           {"max_position_embeddings", 1048576},
+           {"compress_rope_theta", 160000.0},
+           {"rope_scaling",
+            {{"rope_type", "yarn"},
+             {"factor", 16},
+             {"beta_fast", 32},
+             {"beta_slow", 1},
+             {"original_max_position_embeddings", 65536}}},
+           {"n_routed_experts", options.experts},
+           {"num_experts_per_tok", std::min<int64_t>(6, options.experts)},
+           {"sliding_window", 128},
+           {"compress_ratios", ratios},
+           {"kv_source_layer_ids", kv_sources},
+           {"index_source_layer_ids", index_sources},
+           {"index_n_heads", 32},
+           {"index_head_dim", 128},
+           {"index_topk", 512},
+           {"candidate_source_layer_id", encoder},
+           {"candidate_topk_blocks", 2048},
+           {"candidate_block_size", 8},
+           {"engram_layer_ids", engram_layers},
+           {"engram_vocab_size", options.engram_rows / 24},
+           {"engram_n_heads", 8},
+           {"engram_head_dim", 256},
+           {"num_nextn_predict_layers", options.draft_layers},
+           {"dspark_block_size", 5},
+           {"dspark_target_layer_ids", targets},
+           {"dspark_markov_rank", 256},
+           {"dspark_n_routed_experts", options.draft_experts},
+           {"dspark_num_experts_per_tok", std::min<int64_t>(3, options.draft_experts)}});
   return Completed(std::move(config));
 }
 
@@ -547,14 +588,17 @@ Status WriteRandomCheckpoint(const RandomCheckpointOptions& options) {
   const Recipes recipes(config, options.seed);
   Tables tables;
   ThreadPool pool(std::max(1, options.num_threads));
-  // Large enough that the threads' start costs nothing, small enough to stay in the cache until it is written.
+  // Large enough that the threads' start costs nothing, small enough to stay in the cache until it
+  // is written.
   constexpr int64_t kPieceElements = int64_t{1} << 21;
   std::vector<std::byte> piece(static_cast<size_t>(4 * kPieceElements));
   nlohmann::json weight_map = nlohmann::json::object();
   int64_t done = 0;
   for (size_t shard = 0; shard < shards.size(); ++shard) {
-    const std::string name = fmt::format("model-{:05}-of-{:05}.safetensors", shard + 1, shards.size());
-    DI_ASSIGN_OR_RETURN(SafetensorsWriter writer, SafetensorsWriter::Create((dir / name).string(), shards[shard]));
+    const std::string name =
+        fmt::format("model-{:05}-of-{:05}.safetensors", shard + 1, shards.size());
+    DI_ASSIGN_OR_RETURN(SafetensorsWriter writer,
+                        SafetensorsWriter::Create((dir / name).string(), shards[shard]));
     for (const StoredTensor& tensor : shards[shard]) {
       weight_map[tensor.name] = name;
       const Source source(recipes.For(tensor), tensor.dtype, tables);
@@ -565,10 +609,12 @@ Status WriteRandomCheckpoint(const RandomCheckpointOptions& options) {
         pool.ParallelFor(
             count,
             [&](int64_t begin, int64_t end, int) {
-              Fill(source, tensor.dtype, first + begin, first + end, piece.data() + begin * element_bytes);
+              Fill(source, tensor.dtype, first + begin, first + end,
+                   piece.data() + begin * element_bytes);
             },
             16384);
-        DI_RETURN_IF_ERROR(writer.Write(std::span(piece).first(static_cast<size_t>(count * element_bytes))));
+        DI_RETURN_IF_ERROR(
+            writer.Write(std::span(piece).first(static_cast<size_t>(count * element_bytes))));
         done += count * element_bytes;
         if (options.progress) options.progress(done, total);
       }
@@ -583,12 +629,17 @@ Status WriteRandomCheckpoint(const RandomCheckpointOptions& options) {
                                            {"clean_up_tokenization_spaces", false},
                                            {"model_max_length", config.max_position_embeddings},
                                            {"tokenizer_class", "PreTrainedTokenizerFast"}};
-  const nlohmann::json generation_config = {
-      {"bos_token_id", 0}, {"eos_token_id", 1}, {"do_sample", true}, {"temperature", 1.0}, {"top_p", 1.0}};
-  const nlohmann::json index = {{"metadata", {{"total_size", total}}}, {"weight_map", std::move(weight_map)}};
+  const nlohmann::json generation_config = {{"bos_token_id", 0},
+                                            {"eos_token_id", 1},
+                                            {"do_sample", true},
+                                            {"temperature", 1.0},
+                                            {"top_p", 1.0}};
+  const nlohmann::json index = {{"metadata", {{"total_size", total}}},
+                                {"weight_map", std::move(weight_map)}};
   DI_RETURN_IF_ERROR(WriteTextFile(dir / "tokenizer.json", tokenizer));
   DI_RETURN_IF_ERROR(WriteTextFile(dir / "tokenizer_config.json", tokenizer_config.dump(1) + "\n"));
-  DI_RETURN_IF_ERROR(WriteTextFile(dir / "generation_config.json", generation_config.dump(1) + "\n"));
+  DI_RETURN_IF_ERROR(
+      WriteTextFile(dir / "generation_config.json", generation_config.dump(1) + "\n"));
   DI_RETURN_IF_ERROR(WriteTextFile(dir / "model.safetensors.index.json", index.dump(1) + "\n"));
   // Last, so that an interrupted run does not leave a directory that looks like a checkpoint.
   return WriteTextFile(dir / "config.json", options.config_json);

@@ -24,7 +24,9 @@ using ::testing::HasSubstr;
 
 class RandomCheckpointTest : public ::testing::Test {
  protected:
-  RandomCheckpointTest() : dir_(std::filesystem::temp_directory_path() / fmt::format("deepinfer_random_{}", ::getpid())) {
+  RandomCheckpointTest()
+      : dir_(std::filesystem::temp_directory_path() /
+             fmt::format("deepinfer_random_{}", ::getpid())) {
     std::filesystem::create_directories(dir_);
   }
   ~RandomCheckpointTest() override {
@@ -48,7 +50,8 @@ uint64_t Fingerprint(const Checkpoint& checkpoint) {
   uint64_t hash = 0xcbf29ce484222325u;
   for (const TensorEntry& tensor : checkpoint.tensors()) {
     for (const char c : tensor.name) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3u;
-    for (const std::byte b : tensor.bytes) hash = (hash ^ static_cast<uint64_t>(b)) * 0x100000001b3u;
+    for (const std::byte b : tensor.bytes)
+      hash = (hash ^ static_cast<uint64_t>(b)) * 0x100000001b3u;
   }
   return hash;
 }
@@ -113,8 +116,10 @@ TEST_F(RandomCheckpointTest, QuantisedMatricesHaveTheIntendedDeviation) {
   for (int64_t row = 0; row < 512; ++row) {
     for (int64_t column = 0; column < 64; ++column) {
       const auto code = static_cast<uint8_t>(weight->bytes[static_cast<size_t>(row * 64 + column)]);
-      const auto exponent = static_cast<uint8_t>(scale->bytes[static_cast<size_t>(row / 32 * 2 + column / 32)]);
-      const double value = static_cast<double>(E4M3ToF32(code)) * static_cast<double>(E8M0ToF32(exponent));
+      const auto exponent =
+          static_cast<uint8_t>(scale->bytes[static_cast<size_t>(row / 32 * 2 + column / 32)]);
+      const double value =
+          static_cast<double>(E4M3ToF32(code)) * static_cast<double>(E8M0ToF32(exponent));
       sum += value * value;
     }
   }
@@ -124,13 +129,15 @@ TEST_F(RandomCheckpointTest, QuantisedMatricesHaveTheIntendedDeviation) {
   sum = 0;
   for (size_t i = 0; i < experts->bytes.size(); ++i) {
     const auto pair = static_cast<uint8_t>(experts->bytes[i]);
-    const double s = static_cast<double>(E8M0ToF32(static_cast<uint8_t>(expert_scale->bytes[i / 16])));
+    const double s =
+        static_cast<double>(E8M0ToF32(static_cast<uint8_t>(expert_scale->bytes[i / 16])));
     for (const uint8_t code : {static_cast<uint8_t>(pair & 15), static_cast<uint8_t>(pair >> 4)}) {
       const double value = static_cast<double>(E2M1ToF32(code)) * s;
       sum += value * value;
     }
   }
-  EXPECT_NEAR(std::sqrt(sum / (2.0 * static_cast<double>(experts->bytes.size()))), std::sqrt(1.75 / 256), 0.008);
+  EXPECT_NEAR(std::sqrt(sum / (2.0 * static_cast<double>(experts->bytes.size()))),
+              std::sqrt(1.75 / 256), 0.008);
 }
 
 TEST_F(RandomCheckpointTest, ADirectoryWithContentIsLeftAlone) {
@@ -179,7 +186,8 @@ TEST(SliceConfig, EveryNumberOfLayersIsAValidModel) {
   for (int64_t layer = 0; layer < 4; ++layer) EXPECT_EQ(four->role(layer), roles[layer]) << layer;
   EXPECT_THAT(four->engram_layer_ids, ElementsAre(1));
   options.layers = 41;
-  EXPECT_THAT(SliceConfigJson(options).error().message, HasSubstr("layers is 41; allowed are 1 to 40"));
+  EXPECT_THAT(SliceConfigJson(options).error().message,
+              HasSubstr("layers is 41; allowed are 1 to 40"));
 }
 
 TEST(NormalQuantiles, FollowTheNormalDistribution) {

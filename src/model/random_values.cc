@@ -8,8 +8,9 @@ namespace {
 
 using QuantileTable = std::array<float, 65536>;
 
-// Integrates exp(-x^2/2) on a grid and inverts the integral linearly. Only additions, multiplications and divisions,
-// which IEEE arithmetic defines exactly; no library function whose last bit may differ.
+// Integrates exp(-x^2/2) on a grid and inverts the integral linearly. Only additions,
+// multiplications and divisions, which IEEE arithmetic defines exactly; no library function whose
+// last bit may differ.
 std::unique_ptr<const QuantileTable> MakeNormalQuantiles() {
   constexpr int kSteps = 6 * 1024;
   constexpr double kStep = 1.0 / 1024;
@@ -21,7 +22,8 @@ std::unique_ptr<const QuantileTable> MakeNormalQuantiles() {
   (*integral)[0] = 0;
   for (int k = 0; k < kSteps; ++k) {
     const double next = density * ratio;
-    (*integral)[static_cast<size_t>(k) + 1] = (*integral)[static_cast<size_t>(k)] + (density + next) / 2;
+    (*integral)[static_cast<size_t>(k) + 1] =
+        (*integral)[static_cast<size_t>(k)] + (density + next) / 2;
     density = next;
     ratio *= kFirstRatio * kFirstRatio;
   }
@@ -30,7 +32,8 @@ std::unique_ptr<const QuantileTable> MakeNormalQuantiles() {
   for (size_t i = 0; i < 32768; ++i) {
     const double target = (*integral)[kSteps] * ((static_cast<double>(i) + 0.5) / 32768);
     while ((*integral)[cell + 1] < target) ++cell;
-    const double fraction = (target - (*integral)[cell]) / ((*integral)[cell + 1] - (*integral)[cell]);
+    const double fraction =
+        (target - (*integral)[cell]) / ((*integral)[cell + 1] - (*integral)[cell]);
     const auto x = static_cast<float>((static_cast<double>(cell) + fraction) * kStep);
     (*table)[32768 + i] = x;
     (*table)[32767 - i] = -x;

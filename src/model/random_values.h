@@ -1,6 +1,7 @@
-// Counter-based random values for generated weights. Every value is a function of (key, index) in exact integer and IEEE
-// double arithmetic, so files are equal on every machine and for every number of threads. Called by the writer of
-// random checkpoints only; sampling has a generator of its own.
+// Counter-based random values for generated weights. Every value is a function of (key, index) in
+// exact integer and IEEE double arithmetic, so files are equal on every machine and for every
+// number of threads. Called by the writer of random checkpoints only; sampling has a generator of
+// its own.
 #pragma once
 
 #include <cstdint>
@@ -25,8 +26,8 @@ inline uint16_t RandomBits16(uint64_t key, uint64_t index) {
   return static_cast<uint16_t>(RandomWord(key, index / 4) >> (16 * (index % 4)));
 }
 
-// The quantiles of the standard normal distribution at (i + 1/2) / 65536: a normal value for each 16-bit draw. The
-// largest is about 4.3.
+// The quantiles of the standard normal distribution at (i + 1/2) / 65536: a normal value for each
+// 16-bit draw. The largest is about 4.3.
 std::span<const float, 65536> NormalQuantiles();
 
 }  // namespace deepinfer

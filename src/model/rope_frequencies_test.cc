@@ -26,9 +26,16 @@ ModelConfig RopeConfig() {
 TEST(RopeFrequencies, ReleasedModelKnownAnswers) {
   const std::vector<float> compressed = CompressedRopeFrequencies(RopeConfig());
   ASSERT_EQ(compressed.size(), 32u);
-  const std::pair<size_t, float> answers[] = {
-      {0, 1.0f},           {1, 6.87656045e-1f}, {14, 5.28685655e-3f}, {15, 3.63553851e-3f}, {16, 2.26562493e-3f},
-      {17, 1.39680132e-3f}, {20, 2.96977785e-4f}, {24, 1.95312532e-5f}, {25, 5.37231244e-6f}, {31, 5.68052940e-7f}};
+  const std::pair<size_t, float> answers[] = {{0, 1.0f},
+                                              {1, 6.87656045e-1f},
+                                              {14, 5.28685655e-3f},
+                                              {15, 3.63553851e-3f},
+                                              {16, 2.26562493e-3f},
+                                              {17, 1.39680132e-3f},
+                                              {20, 2.96977785e-4f},
+                                              {24, 1.95312532e-5f},
+                                              {25, 5.37231244e-6f},
+                                              {31, 5.68052940e-7f}};
   for (const auto& [i, value] : answers) ExpectUlp(compressed[i], value);
   const std::vector<float> window = WindowRopeFrequencies(RopeConfig());
   ExpectUlp(window[1], 7.49894202e-1f);

@@ -1,5 +1,5 @@
-// One step's input to the model: rows of any mix of sequences, and the caches they use. All views are on the model's device and live
-// until the step has run. Built by the runtime.
+// One step's input to the model: rows of any mix of sequences, and the caches they use. All views
+// are on the model's device and live until the step has run. Built by the runtime.
 #pragma once
 
 #include <cstdint>
@@ -12,17 +12,19 @@ namespace deepinfer {
 
 struct StepBatch {
   BatchLayout layout;
-  TensorView token_ids;                    // [rows] i32
-  TensorView engram_lookback;              // [rows, max ngram] i32 compressed ids at t, t-1, ...; pad beyond the start
-  std::vector<CompressedEntries> entries;  // one per distinct ratio that occurs, positions of new entries
-  TensorView logit_rows;                   // [n] i32 rows whose logits are wanted
+  TensorView token_ids;  // [rows] i32
+  TensorView
+      engram_lookback;  // [rows, max ngram] i32 compressed ids at t, t-1, ...; pad beyond the start
+  std::vector<CompressedEntries>
+      entries;            // one per distinct ratio that occurs, positions of new entries
+  TensorView logit_rows;  // [n] i32 rows whose logits are wanted
 };
 
 struct CacheViews {
-  std::vector<TensorView> kv_blocks;     // per producer: [blocks, entries per block, record bytes] U8
+  std::vector<TensorView> kv_blocks;  // per producer: [blocks, entries per block, record bytes] U8
   std::vector<TensorView> index_blocks;  // per producer
-  std::vector<TensorView> remainders;    // per producer: [slots, 2 * head_dim] F32, empty for ratio 1
-  std::vector<TensorView> rings;         // per layer: [slots, ring rows, record bytes] U8
+  std::vector<TensorView> remainders;  // per producer: [slots, 2 * head_dim] F32, empty for ratio 1
+  std::vector<TensorView> rings;       // per layer: [slots, ring rows, record bytes] U8
 };
 
 }  // namespace deepinfer

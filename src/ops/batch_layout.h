@@ -1,5 +1,6 @@
-// Which rows of a step belong to which sequence, as device arrays: the part of a step's description that operations on
-// per-sequence state need. Rows of a sequence are consecutive and in ascending position.
+// Which rows of a step belong to which sequence, as device arrays: the part of a step's description
+// that operations on per-sequence state need. Rows of a sequence are consecutive and in ascending
+// position.
 #pragma once
 
 #include "tensor/tensor_view.h"
@@ -7,11 +8,13 @@
 namespace deepinfer {
 
 struct BatchLayout {
-  TensorView positions;       // [rows] i32, absolute position of the row's token
-  TensorView row_sequence;    // [rows] i32, index of the row's sequence in this step
-  TensorView sequence_start;  // [sequences + 1] i32, first row of each sequence; the last element is rows
-  TensorView sequence_slot;   // [sequences] i32, slot in the state pools
-  TensorView block_table;     // [sequences, max blocks] i32, cache block of each 128 tokens; -1 beyond the sequence's blocks
+  TensorView positions;     // [rows] i32, absolute position of the row's token
+  TensorView row_sequence;  // [rows] i32, index of the row's sequence in this step
+  TensorView
+      sequence_start;  // [sequences + 1] i32, first row of each sequence; the last element is rows
+  TensorView sequence_slot;  // [sequences] i32, slot in the state pools
+  TensorView block_table;  // [sequences, max blocks] i32, cache block of each 128 tokens; -1 beyond
+                           // the sequence's blocks
 
   int64_t num_rows() const {
     return positions.rows();
@@ -21,7 +24,8 @@ struct BatchLayout {
   }
 };
 
-// Compressed entries that become complete in this step, for one compression ratio, in order of sequence and index.
+// Compressed entries that become complete in this step, for one compression ratio, in order of
+// sequence and index.
 struct CompressedEntries {
   int64_t ratio = 1;
   TensorView last_row;  // [entries] i32, row of the last token of the entry's group

@@ -1,5 +1,5 @@
-// The two rounding-point profiles of the model (model description, section 18.1). Chosen once when a model is loaded and passed to
-// the few operations whose result differs.
+// The two rounding-point profiles of the model (model description, section 18.1). Chosen once when
+// a model is loaded and passed to the few operations whose result differs.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,5 @@
-// Argument checks shared by the dispatching halves of operations. They look at shapes and dtypes, never at data.
+// Argument checks shared by the dispatching halves of operations. They look at shapes and dtypes,
+// never at data.
 #pragma once
 
 #include <fmt/format.h>
@@ -12,8 +13,9 @@
 namespace deepinfer {
 
 // kInvalidArgument unless `view` has the dtype and shape; -1 in `shape` matches any extent.
-inline Status ExpectTensor(const TensorView& view, DType dtype, std::initializer_list<int64_t> shape,
-                           std::string_view op, std::string_view name) {
+inline Status ExpectTensor(const TensorView& view, DType dtype,
+                           std::initializer_list<int64_t> shape, std::string_view op,
+                           std::string_view name) {
   bool ok = !view.empty() || view.num_elements() == 0;
   ok = ok && view.dtype() == dtype && view.rank() == static_cast<int>(shape.size());
   int axis = 0;
@@ -24,10 +26,12 @@ inline Status ExpectTensor(const TensorView& view, DType dtype, std::initializer
   if (ok) return {};
   std::string expected;
   for (int64_t extent : shape) {
-    expected += (expected.empty() ? "" : ", ") + (extent < 0 ? std::string("any") : fmt::format("{}", extent));
+    expected += (expected.empty() ? "" : ", ") +
+                (extent < 0 ? std::string("any") : fmt::format("{}", extent));
   }
-  return Fail(Code::kInvalidArgument, fmt::format("{}: '{}' is {}, expected {} [{}].", op, name, view.ToString(),
-                                                  DTypeName(dtype), expected),
+  return Fail(Code::kInvalidArgument,
+              fmt::format("{}: '{}' is {}, expected {} [{}].", op, name, view.ToString(),
+                          DTypeName(dtype), expected),
               std::string(name));
 }
 

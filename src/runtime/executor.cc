@@ -31,13 +31,13 @@ int64_t PhysicalMemoryBytes() {
 }  // namespace
 
 struct Executor::Impl {
-  Impl(ExecutorOptions opts, Model loaded, CachePool cache_pool, std::vector<int32_t> map, std::unique_ptr<Stream> cpu_stream)
+  Impl(ExecutorOptions opts, Model loaded, CachePool cache_pool, std::vector<int32_t> map,
+       std::unique_ptr<Stream> cpu_stream)
       : options(std::move(opts)),
         stream(std::move(cpu_stream)),
         model(std::move(loaded)),
         pool(std::move(cache_pool)),
-        token_map(std::move(map)) {
-  }
+        token_map(std::move(map)) {}
 
   ExecutorOptions options;
   std::unique_ptr<Stream> stream;
@@ -59,15 +59,19 @@ Executor::~Executor() = default;
 Result<std::unique_ptr<Executor>> Executor::Create(const ExecutorOptions& options) {
   if (options.num_threads < 0 || options.num_threads > 4096) {
     return Fail(Code::kInvalidArgument,
-                fmt::format("num_threads is {}; allowed are 0 (one per usable core) to 4096.", options.num_threads), "num_threads");
+                fmt::format("num_threads is {}; allowed are 0 (one per usable core) to 4096.",
+                            options.num_threads),
+                "num_threads");
   }
   if (options.max_sequences < 1 || options.max_sequences > 65536) {
-    return Fail(Code::kInvalidArgument, fmt::format("max_sequences is {}; allowed are 1 to 65536.", options.max_sequences),
+    return Fail(Code::kInvalidArgument,
+                fmt::format("max_sequences is {}; allowed are 1 to 65536.", options.max_sequences),
                 "max_sequences");
   }
   if (options.cache_tokens < 0 || options.cache_tokens > (int64_t{1} << 36)) {
     return Fail(Code::kInvalidArgument,
-                fmt::format("cache_tokens is {}; allowed are 0 (chosen from the memory) to 2^36.", options.cache_tokens),
+                fmt::format("cache_tokens is {}; allowed are 0 (chosen from the memory) to 2^36.",
+                            options.cache_tokens),
                 "cache_tokens");
   }
   DI_ASSIGN_OR_RETURN(const ModelConfig config, LoadModelConfig(options.model_dir));
@@ -77,21 +81,28 @@ Result<std::unique_ptr<Executor>> Executor::Create(const ExecutorOptions& option
   DI_ASSIGN_OR_RETURN(std::vector<int32_t> token_map,
                       LoadEngramTokenMap(config, options.model_dir + "/tokenizer.json"));
 
-  auto stream = std::make_unique<Stream>(options.num_threads > 0 ? options.num_threads : UsableCores());
+  auto stream =
+      std::make_unique<Stream>(options.num_threads > 0 ? options.num_threads : UsableCores());
   stream->set_cpu_level(options.max_cpu_level);
   stream->set_use_reference(options.use_reference_ops);
-  DI_ASSIGN_OR_RETURN(ModelWeights weights, LoadModelWeights(std::move(checkpoint), config, *stream));
+  DI_ASSIGN_OR_RETURN(ModelWeights weights,
+                      LoadModelWeights(std::move(checkpoint), config, *stream));
   const int64_t weight_bytes = weights.packed_bytes;
 
-  const MemoryPlan plan = PlanMemory(config, options.max_sequences, options.cache_tokens, PhysicalMemoryBytes());
-  DI_ASSIGN_OR_RETURN(CachePool pool, CachePool::Create(MakeCacheGeometry(config), stream->device(), plan.num_blocks, plan.num_slots));
-  Log(LogLevel::kInfo, "model loaded dir={} weight_bytes={} cache_blocks={} cache_bytes={} slots={} slot_bytes={} threads={} kernels={}",
-      options.model_dir, weight_bytes, plan.num_blocks, plan.block_pool_bytes, plan.num_slots, plan.slot_pool_bytes,
-      stream->pool().num_threads(), CpuLevelName(stream->cpu_level()));
+  const MemoryPlan plan =
+      PlanMemory(config, options.max_sequences, options.cache_tokens, PhysicalMemoryBytes());
+  DI_ASSIGN_OR_RETURN(CachePool pool, CachePool::Create(MakeCacheGeometry(config), stream->device(),
+                                                        plan.num_blocks, plan.num_slots));
+  Log(LogLevel::kInfo,
+      "model loaded dir={} weight_bytes={} cache_blocks={} cache_bytes={} slots={} slot_bytes={} "
+      "threads={} kernels={}",
+      options.model_dir, weight_bytes, plan.num_blocks, plan.block_pool_bytes, plan.num_slots,
+      plan.slot_pool_bytes, stream->pool().num_threads(), CpuLevelName(stream->cpu_level()));
 
   std::unique_ptr<Executor> executor(new Executor());
-  executor->impl_ = std::make_unique<Impl>(options, Model(config, std::move(weights), options.numerics), std::move(pool),
-                                           std::move(token_map), std::move(stream));
+  executor->impl_ =
+      std::make_unique<Impl>(options, Model(config, std::move(weights), options.numerics),
+                             std::move(pool), std::move(token_map), std::move(stream));
   Impl& impl = *executor->impl_;
   for (size_t p = 0; p < config.kv_source_layer_ids.size(); ++p) {
     const auto producer = static_cast<int64_t>(p);
@@ -99,7 +110,8 @@ Result<std::unique_ptr<Executor>> Executor::Create(const ExecutorOptions& option
     impl.caches.index_blocks.push_back(impl.pool.IndexBlocks(producer));
     impl.caches.remainders.push_back(impl.pool.Remainders(producer));
     const int64_t ratio = config.ratio(config.kv_source_layer_ids[p]);
-    if (std::find(impl.ratios.begin(), impl.ratios.end(), ratio) == impl.ratios.end()) impl.ratios.push_back(ratio);
+    if (std::find(impl.ratios.begin(), impl.ratios.end(), ratio) == impl.ratios.end())
+      impl.ratios.push_back(ratio);
   }
   for (int64_t layer = 0; layer < config.num_hidden_layers; ++layer) {
     impl.caches.rings.push_back(impl.pool.WindowRings(layer));
@@ -126,11 +138,13 @@ int Executor::num_threads() const {
 Result<TensorView> Executor::Step(std::span<const Chunk> chunks, LayerTrace* trace) {
   DI_RETURN_IF_ERROR(impl_->Validate(chunks));
   int64_t needed = 0;
-  for (const Chunk& chunk : chunks) needed += chunk.sequence->BlocksNeeded(static_cast<int64_t>(chunk.token_ids.size()));
+  for (const Chunk& chunk : chunks)
+    needed += chunk.sequence->BlocksNeeded(static_cast<int64_t>(chunk.token_ids.size()));
   if (needed > impl_->pool.num_free_blocks()) {
-    return Fail(Code::kResourceExhausted,
-                fmt::format("The step needs {} more cache blocks of {} tokens; {} of {} are free.", needed, kBlockTokens,
-                            impl_->pool.num_free_blocks(), impl_->pool.num_blocks()));
+    return Fail(
+        Code::kResourceExhausted,
+        fmt::format("The step needs {} more cache blocks of {} tokens; {} of {} are free.", needed,
+                    kBlockTokens, impl_->pool.num_free_blocks(), impl_->pool.num_blocks()));
   }
   for (const Chunk& chunk : chunks) {
     DI_RETURN_IF_ERROR(chunk.sequence->Reserve(static_cast<int64_t>(chunk.token_ids.size())));
@@ -144,17 +158,21 @@ Result<TensorView> Executor::Step(std::span<const Chunk> chunks, LayerTrace* tra
 
 Status Executor::Impl::Validate(std::span<const Chunk> chunks) const {
   const ModelConfig& config = model.config();
-  if (chunks.empty()) return Fail(Code::kInvalidArgument, "A step needs at least one chunk.", "chunks");
+  if (chunks.empty())
+    return Fail(Code::kInvalidArgument, "A step needs at least one chunk.", "chunks");
   std::unordered_set<const Sequence*> seen;
   for (const Chunk& chunk : chunks) {
     if (chunk.sequence == nullptr || !seen.insert(chunk.sequence).second) {
-      return Fail(Code::kInvalidArgument, "Every chunk of a step needs a sequence of its own.", "sequence");
+      return Fail(Code::kInvalidArgument, "Every chunk of a step needs a sequence of its own.",
+                  "sequence");
     }
     const auto count = static_cast<int64_t>(chunk.token_ids.size());
     if (count == 0) return Fail(Code::kInvalidArgument, "A chunk holds no tokens.", "token_ids");
     if (chunk.num_logit_rows < 0 || chunk.num_logit_rows > count) {
-      return Fail(Code::kInvalidArgument,
-                  fmt::format("num_logit_rows is {}; allowed are 0 to {}.", chunk.num_logit_rows, count), "num_logit_rows");
+      return Fail(
+          Code::kInvalidArgument,
+          fmt::format("num_logit_rows is {}; allowed are 0 to {}.", chunk.num_logit_rows, count),
+          "num_logit_rows");
     }
     if (chunk.sequence->num_tokens() + count > config.max_position_embeddings) {
       return Fail(Code::kInvalidArgument,
@@ -165,7 +183,9 @@ Status Executor::Impl::Validate(std::span<const Chunk> chunks) const {
     for (int32_t id : chunk.token_ids) {
       if (id < 0 || id >= config.vocab_size) {
         return Fail(Code::kInvalidArgument,
-                    fmt::format("Token id {} is outside the vocabulary; allowed are 0 to {}.", id, config.vocab_size - 1), "token_ids");
+                    fmt::format("Token id {} is outside the vocabulary; allowed are 0 to {}.", id,
+                                config.vocab_size - 1),
+                    "token_ids");
       }
     }
   }
@@ -176,7 +196,8 @@ Result<TensorView> Executor::Impl::Run(std::span<const Chunk> chunks, LayerTrace
   const ModelConfig& config = model.config();
   const auto num_sequences = static_cast<int64_t>(chunks.size());
   const int64_t ngram = config.engram_max_ngram_size;
-  std::vector<int32_t> ids, positions, row_sequence, start, slots, lookback, logit_rows, block_table;
+  std::vector<int32_t> ids, positions, row_sequence, start, slots, lookback, logit_rows,
+      block_table;
   struct HostEntries {
     std::vector<int32_t> last_row, sequence, index;
   };
@@ -213,7 +234,8 @@ Result<TensorView> Executor::Impl::Run(std::span<const Chunk> chunks, LayerTrace
         entries[r].index.push_back(static_cast<int32_t>(position / ratios[r]));
       }
     }
-    for (int64_t i = count - chunk.num_logit_rows; i < count; ++i) logit_rows.push_back(static_cast<int32_t>(first_row + i));
+    for (int64_t i = count - chunk.num_logit_rows; i < count; ++i)
+      logit_rows.push_back(static_cast<int32_t>(first_row + i));
     const std::vector<int32_t>& blocks = chunk.sequence->blocks();
     block_table.insert(block_table.end(), blocks.begin(), blocks.end());
     block_table.resize(static_cast<size_t>((s + 1) * max_blocks), -1);
@@ -222,7 +244,8 @@ Result<TensorView> Executor::Impl::Run(std::span<const Chunk> chunks, LayerTrace
   const auto rows = static_cast<int64_t>(ids.size());
 
   ScratchScope scratch(*stream);
-  const auto upload = [&](const std::vector<int32_t>& values, std::initializer_list<int64_t> shape) -> Result<TensorView> {
+  const auto upload = [&](const std::vector<int32_t>& values,
+                          std::initializer_list<int64_t> shape) -> Result<TensorView> {
     const TensorView view = scratch.Tensor(DType::kI32, shape);
     DI_RETURN_IF_ERROR(CopyToDevice(values.data(), view, *stream));
     return view;
@@ -235,7 +258,8 @@ Result<TensorView> Executor::Impl::Run(std::span<const Chunk> chunks, LayerTrace
   DI_ASSIGN_OR_RETURN(batch.layout.sequence_slot, upload(slots, {num_sequences}));
   DI_ASSIGN_OR_RETURN(batch.layout.block_table, upload(block_table, {num_sequences, max_blocks}));
   DI_ASSIGN_OR_RETURN(batch.engram_lookback, upload(lookback, {rows, ngram}));
-  DI_ASSIGN_OR_RETURN(batch.logit_rows, upload(logit_rows, {static_cast<int64_t>(logit_rows.size())}));
+  DI_ASSIGN_OR_RETURN(batch.logit_rows,
+                      upload(logit_rows, {static_cast<int64_t>(logit_rows.size())}));
   for (size_t r = 0; r < ratios.size(); ++r) {
     const auto count = static_cast<int64_t>(entries[r].index.size());
     CompressedEntries view;

@@ -21,7 +21,8 @@ CacheGeometry MakeCacheGeometry(const ModelConfig& config) {
   return geometry;
 }
 
-MemoryPlan PlanMemory(const ModelConfig& config, int64_t max_sequences, int64_t cache_tokens, int64_t memory_bytes) {
+MemoryPlan PlanMemory(const ModelConfig& config, int64_t max_sequences, int64_t cache_tokens,
+                      int64_t memory_bytes) {
   const CacheGeometry geometry = MakeCacheGeometry(config);
   const auto blocks_for = [](int64_t tokens) { return (tokens + kBlockTokens - 1) / kBlockTokens; };
   MemoryPlan plan;

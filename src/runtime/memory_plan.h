@@ -1,5 +1,5 @@
-// What the caches will take, decided once at start from the model and the options. Pure arithmetic, so that `deepinfer inspect` and the
-// executor agree.
+// What the caches will take, decided once at start from the model and the options. Pure arithmetic,
+// so that `deepinfer inspect` and the executor agree.
 #pragma once
 
 #include <cstdint>
@@ -19,8 +19,9 @@ struct MemoryPlan {
   int64_t slot_pool_bytes = 0;
 };
 
-// `cache_tokens` 0 asks for one sequence of full context plus 8,192 tokens for each of the others, within a quarter of
-// `memory_bytes`. The plan holds at least one block.
-MemoryPlan PlanMemory(const ModelConfig& config, int64_t max_sequences, int64_t cache_tokens, int64_t memory_bytes);
+// `cache_tokens` 0 asks for one sequence of full context plus 8,192 tokens for each of the others,
+// within a quarter of `memory_bytes`. The plan holds at least one block.
+MemoryPlan PlanMemory(const ModelConfig& config, int64_t max_sequences, int64_t cache_tokens,
+                      int64_t memory_bytes);
 
 }  // namespace deepinfer

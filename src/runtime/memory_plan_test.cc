@@ -19,7 +19,8 @@ ModelConfig ReleasedCacheConfig() {
   return config;
 }
 
-// The model description's figures: 890 bytes per token, 67,584 bytes of window per layer, 4,096 per remainder.
+// The model description's figures: 890 bytes per token, 67,584 bytes of window per layer, 4,096 per
+// remainder.
 TEST(MemoryPlan, ReleasedModelTakes890BytesPerToken) {
   const CacheGeometry geometry = MakeCacheGeometry(ReleasedCacheConfig());
   EXPECT_EQ(geometry.BytesPerBlock(), 890 * kBlockTokens);

@@ -17,7 +17,8 @@ int64_t CeilDiv(int64_t a, int64_t b) {
 int64_t CacheGeometry::BytesPerBlock() const {
   int64_t bytes = 0;
   for (const Producer& producer : producers) {
-    bytes += kBlockTokens / producer.ratio * (producer.kv_record_bytes + producer.index_record_bytes);
+    bytes +=
+        kBlockTokens / producer.ratio * (producer.kv_record_bytes + producer.index_record_bytes);
   }
   return bytes;
 }
@@ -28,7 +29,8 @@ int64_t CacheGeometry::BytesPerSlot() const {
   return bytes;
 }
 
-Result<CachePool> CachePool::Create(const CacheGeometry& geometry, Device device, int64_t num_blocks, int64_t num_slots) {
+Result<CachePool> CachePool::Create(const CacheGeometry& geometry, Device device,
+                                    int64_t num_blocks, int64_t num_slots) {
   DI_CHECK(num_blocks > 0 && num_slots > 0);
   CachePool pool;
   pool.geometry_ = geometry;
@@ -39,20 +41,24 @@ Result<CachePool> CachePool::Create(const CacheGeometry& geometry, Device device
     DI_CHECK_EQ(kBlockTokens % producer.ratio, 0);
     const int64_t entries = num_blocks * (kBlockTokens / producer.ratio);
     DI_ASSIGN_OR_RETURN(Buffer kv, Buffer::Allocate(device, entries * producer.kv_record_bytes));
-    DI_ASSIGN_OR_RETURN(Buffer index, Buffer::Allocate(device, entries * producer.index_record_bytes));
-    DI_ASSIGN_OR_RETURN(Buffer remainder, Buffer::Allocate(device, num_slots * producer.remainder_floats * 4));
+    DI_ASSIGN_OR_RETURN(Buffer index,
+                        Buffer::Allocate(device, entries * producer.index_record_bytes));
+    DI_ASSIGN_OR_RETURN(Buffer remainder,
+                        Buffer::Allocate(device, num_slots * producer.remainder_floats * 4));
     pool.kv_.push_back(std::move(kv));
     pool.index_.push_back(std::move(index));
     pool.remainders_.push_back(std::move(remainder));
   }
   for (int64_t layer = 0; layer < geometry.num_layers; ++layer) {
-    DI_ASSIGN_OR_RETURN(Buffer ring,
-                        Buffer::Allocate(device, num_slots * geometry.ring_rows * geometry.window_record_bytes));
+    DI_ASSIGN_OR_RETURN(Buffer ring, Buffer::Allocate(device, num_slots * geometry.ring_rows *
+                                                                  geometry.window_record_bytes));
     pool.rings_.push_back(std::move(ring));
   }
   // Taken from the back, so low ids are handed out first.
-  for (int64_t id = num_blocks - 1; id >= 0; --id) pool.free_blocks_.push_back(static_cast<int32_t>(id));
-  for (int64_t id = num_slots - 1; id >= 0; --id) pool.free_slots_.push_back(static_cast<int32_t>(id));
+  for (int64_t id = num_blocks - 1; id >= 0; --id)
+    pool.free_blocks_.push_back(static_cast<int32_t>(id));
+  for (int64_t id = num_slots - 1; id >= 0; --id)
+    pool.free_slots_.push_back(static_cast<int32_t>(id));
   return pool;
 }
 
@@ -69,8 +75,8 @@ TensorView CachePool::IndexBlocks(int64_t producer) const {
 }
 
 TensorView CachePool::WindowRings(int64_t layer) const {
-  return rings_[static_cast<size_t>(layer)].View(DType::kU8,
-                                                 {num_slots_, geometry_.ring_rows, geometry_.window_record_bytes});
+  return rings_[static_cast<size_t>(layer)].View(
+      DType::kU8, {num_slots_, geometry_.ring_rows, geometry_.window_record_bytes});
 }
 
 TensorView CachePool::Remainders(int64_t producer) const {
@@ -82,7 +88,8 @@ TensorView CachePool::Remainders(int64_t producer) const {
 
 Result<Sequence> Sequence::Create(CachePool& pool) {
   if (pool.free_slots_.empty()) {
-    return Fail(Code::kResourceExhausted, fmt::format("All {} sequence slots are in use.", pool.num_slots_));
+    return Fail(Code::kResourceExhausted,
+                fmt::format("All {} sequence slots are in use.", pool.num_slots_));
   }
   Sequence sequence;
   sequence.pool_ = &pool;
@@ -111,7 +118,8 @@ Sequence::~Sequence() {
 
 void Sequence::Release() {
   if (pool_ == nullptr) return;
-  for (auto block = blocks_.rbegin(); block != blocks_.rend(); ++block) pool_->free_blocks_.push_back(*block);
+  for (auto block = blocks_.rbegin(); block != blocks_.rend(); ++block)
+    pool_->free_blocks_.push_back(*block);
   if (slot_ >= 0) pool_->free_slots_.push_back(slot_);
   blocks_.clear();
   token_ids_.clear();
@@ -120,15 +128,16 @@ void Sequence::Release() {
 }
 
 int64_t Sequence::BlocksNeeded(int64_t tokens) const {
-  return std::max<int64_t>(0, CeilDiv(num_tokens() + tokens, kBlockTokens) - static_cast<int64_t>(blocks_.size()));
+  return std::max<int64_t>(
+      0, CeilDiv(num_tokens() + tokens, kBlockTokens) - static_cast<int64_t>(blocks_.size()));
 }
 
 Status Sequence::Reserve(int64_t tokens) {
   const int64_t needed = BlocksNeeded(tokens);
   if (needed > pool_->num_free_blocks()) {
     return Fail(Code::kResourceExhausted,
-                fmt::format("{} more cache blocks of {} tokens are needed and {} of {} are free.", needed, kBlockTokens,
-                            pool_->num_free_blocks(), pool_->num_blocks()));
+                fmt::format("{} more cache blocks of {} tokens are needed and {} of {} are free.",
+                            needed, kBlockTokens, pool_->num_free_blocks(), pool_->num_blocks()));
   }
   for (int64_t i = 0; i < needed; ++i) {
     blocks_.push_back(pool_->free_blocks_.back());

@@ -1,8 +1,10 @@
-// Memory for everything the engine remembers about sequences, and its book-keeping: fixed pools of cache blocks (compressed
-// keys and index keys, 128 tokens each) and of sequence slots (window rings, compressor remainders). Contract page: docs/state.md.
+// Memory for everything the engine remembers about sequences, and its book-keeping: fixed pools of
+// cache blocks (compressed keys and index keys, 128 tokens each) and of sequence slots (window
+// rings, compressor remainders). Contract page: docs/state.md.
 //
-// Invariants: every block id is either on the free list or owned by exactly one sequence; every slot likewise. Block contents
-// are meaningful only below the owning sequence's length: stale bytes are never read.
+// Invariants: every block id is either on the free list or owned by exactly one sequence; every
+// slot likewise. Block contents are meaningful only below the owning sequence's length: stale bytes
+// are never read.
 #pragma once
 
 #include <cstdint>
@@ -13,21 +15,23 @@
 
 namespace deepinfer {
 
-// Tokens per cache block: 128 entries in ratio-1 caches, 64 in ratio-2 caches. Must be a multiple of every ratio.
+// Tokens per cache block: 128 entries in ratio-1 caches, 64 in ratio-2 caches. Must be a multiple
+// of every ratio.
 inline constexpr int64_t kBlockTokens = 128;
 
 // Sizes of the records, all derived from the model configuration by the runtime.
 struct CacheGeometry {
-  struct Producer {                // one per KV source layer, in layer order
+  struct Producer {  // one per KV source layer, in layer order
     int64_t ratio = 1;
-    int64_t kv_record_bytes = 0;   // packed FP4 codes, then one E4M3 scale per 16 channels
+    int64_t kv_record_bytes = 0;     // packed FP4 codes, then one E4M3 scale per 16 channels
     int64_t index_record_bytes = 0;  // packed FP4 codes, then one E8M0 scale per 32 channels
-    int64_t remainder_floats = 0;  // fp32 values held for an incomplete group (2 * head_dim), 0 for ratio 1
+    int64_t remainder_floats =
+        0;  // fp32 values held for an incomplete group (2 * head_dim), 0 for ratio 1
   };
   std::vector<Producer> producers;
   int64_t num_layers = 0;
   int64_t window_record_bytes = 0;  // E4M3 codes, then one E8M0 scale per 32 channels
-  int64_t ring_rows = 0;            // rows of a window ring, >= sliding window; row = position mod ring_rows
+  int64_t ring_rows = 0;  // rows of a window ring, >= sliding window; row = position mod ring_rows
 
   int64_t BytesPerBlock() const;
   int64_t BytesPerSlot() const;
@@ -36,7 +40,8 @@ struct CacheGeometry {
 class CachePool {
  public:
   // Memory is reserved at once and committed when first touched.
-  static Result<CachePool> Create(const CacheGeometry& geometry, Device device, int64_t num_blocks, int64_t num_slots);
+  static Result<CachePool> Create(const CacheGeometry& geometry, Device device, int64_t num_blocks,
+                                  int64_t num_slots);
 
   const CacheGeometry& geometry() const {
     return geometry_;
@@ -76,7 +81,8 @@ class CachePool {
   std::vector<int32_t> free_slots_;
 };
 
-// One sequence's share of a pool. Move-only; returns everything when destroyed. The pool must outlive it.
+// One sequence's share of a pool. Move-only; returns everything when destroyed. The pool must
+// outlive it.
 class Sequence {
  public:
   // Takes a slot. Errors: kResourceExhausted.

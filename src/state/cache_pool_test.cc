@@ -2,8 +2,8 @@
 
 #include <gtest/gtest.h>
 
-#include <optional>
 #include <rapidcheck/gtest.h>
+#include <optional>
 #include <set>
 
 namespace deepinfer {
@@ -11,8 +11,9 @@ namespace {
 
 CacheGeometry SmallGeometry() {
   CacheGeometry geometry;
-  geometry.producers = {{.ratio = 2, .kv_record_bytes = 36, .index_record_bytes = 34, .remainder_floats = 128},
-                        {.ratio = 1, .kv_record_bytes = 36, .index_record_bytes = 34, .remainder_floats = 0}};
+  geometry.producers = {
+      {.ratio = 2, .kv_record_bytes = 36, .index_record_bytes = 34, .remainder_floats = 128},
+      {.ratio = 1, .kv_record_bytes = 36, .index_record_bytes = 34, .remainder_floats = 0}};
   geometry.num_layers = 3;
   geometry.window_record_bytes = 66;
   geometry.ring_rows = 8;
@@ -44,7 +45,8 @@ TEST(CachePool, AFailedReserveChangesNothing) {
   EXPECT_EQ(pool->num_free_blocks(), 0);
 }
 
-// Random programs of create, extend and release against a plain count: every block has exactly one owner.
+// Random programs of create, extend and release against a plain count: every block has exactly one
+// owner.
 RC_GTEST_PROP(CachePool, EveryBlockAndSlotHasExactlyOneOwner, ()) {
   auto pool = CachePool::Create(SmallGeometry(), {}, 16, 4);
   RC_ASSERT(pool.has_value());
@@ -57,7 +59,8 @@ RC_GTEST_PROP(CachePool, EveryBlockAndSlotHasExactlyOneOwner, ()) {
       RC_ASSERT(created.has_value() == (live.size() < 4));
       if (created.has_value()) live.push_back(std::move(*created));
     } else if (!live.empty()) {
-      const auto which = static_cast<size_t>(*rc::gen::inRange<int>(0, static_cast<int>(live.size())));
+      const auto which =
+          static_cast<size_t>(*rc::gen::inRange<int>(0, static_cast<int>(live.size())));
       if (action == 1) {
         const int64_t tokens = *rc::gen::inRange(1, 300);
         const bool fits = live[which].BlocksNeeded(tokens) <= pool->num_free_blocks();
@@ -73,7 +76,8 @@ RC_GTEST_PROP(CachePool, EveryBlockAndSlotHasExactlyOneOwner, ()) {
     for (const Sequence& sequence : live) {
       owned.insert(sequence.blocks().begin(), sequence.blocks().end());
       total += sequence.blocks().size();
-      RC_ASSERT(static_cast<int64_t>(sequence.blocks().size()) == (sequence.num_tokens() + 127) / 128);
+      RC_ASSERT(static_cast<int64_t>(sequence.blocks().size()) ==
+                (sequence.num_tokens() + 127) / 128);
     }
     RC_ASSERT(owned.size() == total);
     RC_ASSERT(static_cast<int64_t>(total) + pool->num_free_blocks() == 16);

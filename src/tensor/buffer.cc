@@ -20,7 +20,8 @@ constexpr int64_t kMapThresholdBytes = int64_t{4} << 20;
 
 Result<Buffer> Buffer::Allocate(Device device, int64_t bytes) {
   if (device.kind != DeviceKind::kCpu) {
-    return Fail(Code::kUnsupported, "This build has no backend for the requested device.", "device");
+    return Fail(Code::kUnsupported, "This build has no backend for the requested device.",
+                "device");
   }
   DI_CHECK_GE(bytes, 0);
   Buffer buffer;
@@ -30,7 +31,8 @@ Result<Buffer> Buffer::Allocate(Device device, int64_t bytes) {
     void* data = ::mmap(nullptr, static_cast<size_t>(bytes), PROT_READ | PROT_WRITE,
                         MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (data == MAP_FAILED) {
-      return Fail(Code::kResourceExhausted, fmt::format("Cannot allocate {} bytes of memory.", bytes));
+      return Fail(Code::kResourceExhausted,
+                  fmt::format("Cannot allocate {} bytes of memory.", bytes));
     }
     ::madvise(data, static_cast<size_t>(bytes), MADV_HUGEPAGE);
     buffer.data_ = data;
@@ -40,7 +42,8 @@ Result<Buffer> Buffer::Allocate(Device device, int64_t bytes) {
   const int64_t rounded = (std::max<int64_t>(bytes, 1) + kAlignment - 1) / kAlignment * kAlignment;
   buffer.data_ = std::aligned_alloc(kAlignment, static_cast<size_t>(rounded));
   if (buffer.data_ == nullptr) {
-    return Fail(Code::kResourceExhausted, fmt::format("Cannot allocate {} bytes of memory.", bytes));
+    return Fail(Code::kResourceExhausted,
+                fmt::format("Cannot allocate {} bytes of memory.", bytes));
   }
   return buffer;
 }

@@ -12,8 +12,9 @@ namespace deepinfer {
 class Buffer {
  public:
   Buffer() = default;
-  // Uninitialised memory. Large CPU buffers are page-aligned with a huge-page hint and committed on first touch.
-  // Errors: kResourceExhausted, kUnsupported (no backend for the device in this build).
+  // Uninitialised memory. Large CPU buffers are page-aligned with a huge-page hint and committed on
+  // first touch. Errors: kResourceExhausted, kUnsupported (no backend for the device in this
+  // build).
   static Result<Buffer> Allocate(Device device, int64_t bytes);
   static Result<Buffer> AllocateZeroed(Device device, int64_t bytes);
 

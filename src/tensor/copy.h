@@ -1,4 +1,5 @@
-// Explicit transfers between host and device memory: code above ops never dereferences device pointers.
+// Explicit transfers between host and device memory: code above ops never dereferences device
+// pointers.
 #pragma once
 
 #include "base/error.h"

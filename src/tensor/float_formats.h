@@ -1,5 +1,6 @@
-// Scalar conversions between fp32 and the storage formats of the checkpoint and the caches. Definitions: round to
-// nearest, ties to even; exact in the other direction. Vector code is tested against these.
+// Scalar conversions between fp32 and the storage formats of the checkpoint and the caches.
+// Definitions: round to nearest, ties to even; exact in the other direction. Vector code is tested
+// against these.
 #pragma once
 
 #include <bit>
@@ -20,7 +21,8 @@ inline float Bf16ToF32(Bf16 x) {
 
 inline Bf16 F32ToBf16(float x) {
   const uint32_t bits = std::bit_cast<uint32_t>(x);
-  if ((bits & 0x7fffffffu) > 0x7f800000u) return Bf16{static_cast<uint16_t>((bits >> 16) | 0x40u)};  // quiet NaN
+  if ((bits & 0x7fffffffu) > 0x7f800000u)
+    return Bf16{static_cast<uint16_t>((bits >> 16) | 0x40u)};  // quiet NaN
   return Bf16{static_cast<uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16)};
 }
 
@@ -45,9 +47,11 @@ inline uint8_t F32ToE4M3(float x) {
   if (std::isnan(x)) return static_cast<uint8_t>(sign | 0x7fu);
   if (a >= 448.0f) return static_cast<uint8_t>(sign | 0x7eu);
   if (a < 0x1p-6f) {
-    // Subnormal: multiples of 2^-9. Adding 2^14 leaves exactly that grid in the mantissa (ulp of [2^14, 2^15) is 2^-9).
+    // Subnormal: multiples of 2^-9. Adding 2^14 leaves exactly that grid in the mantissa (ulp of
+    // [2^14, 2^15) is 2^-9).
     const float shifted = a + 0x1p14f;
-    return static_cast<uint8_t>(sign | (std::bit_cast<uint32_t>(shifted) - std::bit_cast<uint32_t>(0x1p14f)));
+    return static_cast<uint8_t>(
+        sign | (std::bit_cast<uint32_t>(shifted) - std::bit_cast<uint32_t>(0x1p14f)));
   }
   const uint32_t abs_bits = bits & 0x7fffffffu;
   const uint32_t rounded = abs_bits + 0x7ffffu + ((abs_bits >> 20) & 1u);

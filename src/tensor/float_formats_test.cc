@@ -7,7 +7,8 @@
 namespace deepinfer {
 namespace {
 
-// Nearest code by search over all codes, ties to the even code: the definition, independent of bit tricks.
+// Nearest code by search over all codes, ties to the even code: the definition, independent of bit
+// tricks.
 template <class Decode>
 uint8_t NearestCode(float a, int num_codes, Decode decode) {
   int best = 0;
@@ -40,7 +41,8 @@ TEST(FloatFormats, E4M3RoundTripsEveryCodeAndRoundsToNearestEven) {
 }
 
 TEST(FloatFormats, E2M1RoundTripsAndTiesGoToTheEvenCode) {
-  for (int code = 0; code < 16; ++code) EXPECT_EQ(F32ToE2M1(E2M1ToF32(static_cast<uint8_t>(code))), code);
+  for (int code = 0; code < 16; ++code)
+    EXPECT_EQ(F32ToE2M1(E2M1ToF32(static_cast<uint8_t>(code))), code);
   for (float a = 0.0f; a <= 7.0f; a += 1.0f / 64) {
     EXPECT_EQ(F32ToE2M1(a), NearestCode(a, 8, E2M1ToF32)) << a;
     EXPECT_EQ(F32ToE2M1(-a), NearestCode(a, 8, E2M1ToF32) + 8) << a;
@@ -70,12 +72,13 @@ RC_GTEST_PROP(FloatFormats, Bf16IsTheNearestOfItsNeighbours, (uint32_t bits)) {
 // Known answers of the model description, section 23: bytes of the released checkpoint.
 TEST(FloatFormats, ReleasedCheckpointBytesDecodeToTheirKnownValues) {
   const uint8_t fp8[8] = {0xd8, 0x71, 0xf2, 0x79, 0x70, 0x69, 0xf0, 0xe5};
-  const float fp8_values[8] = {-0.00390625f, 0.03515625f, -0.0390625f, 0.0703125f,
-                               0.03125f,     0.017578125f, -0.03125f,  -0.0126953125f};
+  const float fp8_values[8] = {-0.00390625f, 0.03515625f,  -0.0390625f, 0.0703125f,
+                               0.03125f,     0.017578125f, -0.03125f,   -0.0126953125f};
   for (int i = 0; i < 8; ++i) EXPECT_EQ(E4M3ToF32(fp8[i]) * E8M0ToF32(0x73), fp8_values[i]);
   const uint8_t fp4[8] = {0xa0, 0xa8, 0xec, 0x4a, 0xad, 0xaf, 0x42, 0xaa};
-  const float fp4_values[16] = {0,           -0.0078125f, 0,          -0.0078125f, -0.015625f, -0.03125f,
-                                -0.0078125f, 0.015625f,   -0.0234375f, -0.0078125f, -0.046875f, -0.0078125f,
+  const float fp4_values[16] = {0,           -0.0078125f, 0,           -0.0078125f,
+                                -0.015625f,  -0.03125f,   -0.0078125f, 0.015625f,
+                                -0.0234375f, -0.0078125f, -0.046875f,  -0.0078125f,
                                 0.0078125f,  0.015625f,   -0.0078125f, -0.0078125f};
   for (int i = 0; i < 16; ++i) {
     const uint8_t code = i % 2 == 0 ? fp4[i / 2] & 0xf : fp4[i / 2] >> 4;

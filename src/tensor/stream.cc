@@ -12,8 +12,7 @@ constexpr int64_t kMinChunkBytes = int64_t{8} << 20;
 
 }  // namespace
 
-Stream::Stream(int num_threads) : pool_(num_threads), cpu_level_(HostCpuFeatures().best_level()) {
-}
+Stream::Stream(int num_threads) : pool_(num_threads), cpu_level_(HostCpuFeatures().best_level()) {}
 
 void Stream::set_cpu_level(CpuLevel level) {
   cpu_level_ = std::min(level, HostCpuFeatures().best_level());
@@ -22,8 +21,7 @@ void Stream::set_cpu_level(CpuLevel level) {
 ScratchScope::ScratchScope(Stream& stream)
     : stream_(stream),
       saved_chunk_(stream.current_chunk_),
-      saved_used_(stream.chunks_.empty() ? 0 : stream.chunks_[stream.current_chunk_]->used) {
-}
+      saved_used_(stream.chunks_.empty() ? 0 : stream.chunks_[stream.current_chunk_]->used) {}
 
 ScratchScope::~ScratchScope() {
   if (stream_.chunks_.empty()) return;
@@ -45,7 +43,9 @@ void* ScratchScope::AllocateBytes(int64_t bytes) {
   }
   auto chunk = std::make_unique<Stream::Chunk>();
   Result<Buffer> buffer = Buffer::Allocate(stream_.device(), std::max(rounded, kMinChunkBytes));
-  DI_CHECK(buffer.has_value());  // step buffers are sized by the plan; running out here is a planning bug
+  DI_CHECK(
+      buffer
+          .has_value());  // step buffers are sized by the plan; running out here is a planning bug
   chunk->buffer = std::move(*buffer);
   chunk->used = rounded;
   chunks.push_back(std::move(chunk));

@@ -1,5 +1,6 @@
-// The execution context that every operation takes: where it runs, on which threads, with which kernels, and scratch
-// memory that lives until the operation ends. One stream is used by one thread at a time.
+// The execution context that every operation takes: where it runs, on which threads, with which
+// kernels, and scratch memory that lives until the operation ends. One stream is used by one thread
+// at a time.
 #pragma once
 
 #include <cstdint>
@@ -24,13 +25,15 @@ class Stream {
     return pool_;
   }
 
-  // Highest instruction-set level that kernels may use; at most what the host has. Lower it to test the others.
+  // Highest instruction-set level that kernels may use; at most what the host has. Lower it to test
+  // the others.
   CpuLevel cpu_level() const {
     return cpu_level_;
   }
   void set_cpu_level(CpuLevel level);
 
-  // True: run the plain scalar reference of every operation that has one, instead of the tuned implementation.
+  // True: run the plain scalar reference of every operation that has one, instead of the tuned
+  // implementation.
   bool use_reference() const {
     return use_reference_;
   }
@@ -52,8 +55,9 @@ class Stream {
   size_t current_chunk_ = 0;
 };
 
-// Scratch memory of a stream: bump allocation, returned when the scope ends. Scopes nest. Memory is uninitialised and
-// 64-byte aligned; pointers stay valid until the scope ends. Not for use inside parallel loops: allocate before them.
+// Scratch memory of a stream: bump allocation, returned when the scope ends. Scopes nest. Memory is
+// uninitialised and 64-byte aligned; pointers stay valid until the scope ends. Not for use inside
+// parallel loops: allocate before them.
 class ScratchScope {
  public:
   explicit ScratchScope(Stream& stream);

@@ -1,5 +1,6 @@
-// Where memory lives, and a non-owning typed view of it. Views never own; the buffer (tensor/buffer.h) behind one must
-// outlive it. Whether a pointer may be dereferenced by host code is decided by `device`, and only by ops.
+// Where memory lives, and a non-owning typed view of it. Views never own; the buffer
+// (tensor/buffer.h) behind one must outlive it. Whether a pointer may be dereferenced by host code
+// is decided by `device`, and only by ops.
 #pragma once
 
 #include <array>
@@ -22,15 +23,15 @@ struct Device {
 
 inline constexpr int kMaxRank = 4;
 
-// Up to four axes; strides count elements. Rows (all axes but the first) may be padded, i.e. stride(0) may exceed the
-// product of the inner axes; inner axes are contiguous.
+// Up to four axes; strides count elements. Rows (all axes but the first) may be padded, i.e.
+// stride(0) may exceed the product of the inner axes; inner axes are contiguous.
 class TensorView {
  public:
   TensorView() = default;
   TensorView(void* data, DType dtype, std::initializer_list<int64_t> shape, Device device = {});
-  TensorView(const void* data, DType dtype, std::initializer_list<int64_t> shape, Device device = {})
-      : TensorView(const_cast<void*>(data), dtype, shape, device) {
-  }
+  TensorView(const void* data, DType dtype, std::initializer_list<int64_t> shape,
+             Device device = {})
+      : TensorView(const_cast<void*>(data), dtype, shape, device) {}
 
   bool empty() const {
     return data_ == nullptr;

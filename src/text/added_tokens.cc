@@ -17,7 +17,8 @@ AddedTokenMatcher::AddedTokenMatcher(const std::vector<AddedToken>& tokens) : id
     starts_[static_cast<uint8_t>(token.content[0])] = true;
     uint32_t node = 0;
     for (const char byte : token.content) {
-      const auto [edge, is_new] = children_.try_emplace(Edge(node, byte), static_cast<uint32_t>(ids_.size()));
+      const auto [edge, is_new] =
+          children_.try_emplace(Edge(node, byte), static_cast<uint32_t>(ids_.size()));
       if (is_new) ids_.push_back(-1);
       node = edge->second;
     }
@@ -26,7 +27,8 @@ AddedTokenMatcher::AddedTokenMatcher(const std::vector<AddedToken>& tokens) : id
   }
 }
 
-std::optional<AddedTokenMatcher::Match> AddedTokenMatcher::Find(std::string_view text, size_t from) const {
+std::optional<AddedTokenMatcher::Match> AddedTokenMatcher::Find(std::string_view text,
+                                                                size_t from) const {
   for (size_t begin = from; begin < text.size(); ++begin) {
     if (!starts_[static_cast<uint8_t>(text[begin])]) continue;
     std::optional<Match> longest;

@@ -1,4 +1,5 @@
-// Finds added tokens (chat markers, placeholders, ...) in text: the leftmost occurrence, and the longest token there.
+// Finds added tokens (chat markers, placeholders, ...) in text: the leftmost occurrence, and the
+// longest token there.
 #pragma once
 
 #include <array>
@@ -34,7 +35,8 @@ class AddedTokenMatcher {
   std::optional<int32_t> IdOf(std::string_view content) const;
 
  private:
-  // A trie in one hash map: (node, byte) -> child. Added tokens are rare in text, so only the first byte must be quick.
+  // A trie in one hash map: (node, byte) -> child. Added tokens are rare in text, so only the first
+  // byte must be quick.
   std::array<bool, 256> starts_{};
   std::unordered_map<uint64_t, uint32_t> children_;
   std::vector<int32_t> ids_;  // by node; -1: no token ends here

@@ -6,11 +6,13 @@ namespace deepinfer {
 namespace {
 
 TEST(AddedTokens, LeftmostThenLongest) {
-  const AddedTokenMatcher matcher({{"<a>", 1, false}, {"<a>b", 2, false}, {"b<", 3, true}, {"<", 4, false}});
+  const AddedTokenMatcher matcher(
+      {{"<a>", 1, false}, {"<a>b", 2, false}, {"b<", 3, true}, {"<", 4, false}});
   const auto find = [&](std::string_view text, size_t from) {
     const auto match = matcher.Find(text, from);
-    return match.has_value() ? std::vector<size_t>{match->begin, match->end, static_cast<size_t>(match->id)}
-                             : std::vector<size_t>{};
+    return match.has_value()
+               ? std::vector<size_t>{match->begin, match->end, static_cast<size_t>(match->id)}
+               : std::vector<size_t>{};
   };
   EXPECT_EQ(find("x<a>b<a>", 0), (std::vector<size_t>{1, 5, 2}));
   EXPECT_EQ(find("x<a>b<a>", 4), (std::vector<size_t>{4, 6, 3}));

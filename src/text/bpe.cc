@@ -28,7 +28,8 @@ Bpe::Bpe(std::span<const Merge> merges, const std::array<int32_t, 256>& byte_ids
   for (const Merge& merge : merges) {
     DI_CHECK_LT(static_cast<uint32_t>(merge.left), kMaxBpeTokens);
     DI_CHECK_LT(static_cast<uint32_t>(merge.right), kMaxBpeTokens);
-    const uint64_t key = uint64_t{static_cast<uint32_t>(merge.left)} << kIdBits | static_cast<uint32_t>(merge.right);
+    const uint64_t key =
+        uint64_t{static_cast<uint32_t>(merge.left)} << kIdBits | static_cast<uint32_t>(merge.right);
     uint64_t slot = key * kHashFactor >> slot_shift_;
     while (slots_[slot] != kEmptySlot) slot = (slot + 1) & (num_slots - 1);
     const size_t rank = results_.size();
@@ -44,11 +45,13 @@ Bpe::Bpe(std::span<const Merge> merges, const std::array<int32_t, 256>& byte_ids
 }
 
 inline uint32_t Bpe::RankOf(int32_t left, int32_t right) const {
-  const uint64_t key = uint64_t{static_cast<uint32_t>(left)} << kIdBits | static_cast<uint32_t>(right);
+  const uint64_t key =
+      uint64_t{static_cast<uint32_t>(left)} << kIdBits | static_cast<uint32_t>(right);
   uint64_t slot = key * kHashFactor >> slot_shift_;
   while (true) {
     const uint64_t found = slots_[slot];
-    if (found >> kRankBits == key) return static_cast<uint32_t>(found & ((uint64_t{1} << kRankBits) - 1));
+    if (found >> kRankBits == key)
+      return static_cast<uint32_t>(found & ((uint64_t{1} << kRankBits) - 1));
     if (found == kEmptySlot) return kNoRank;
     slot = (slot + 1) & (slots_.size() - 1);
   }
@@ -65,7 +68,8 @@ void Bpe::Encode(std::string_view piece, std::vector<int32_t>* out) const {
 
 void Bpe::EncodeShort(std::string_view piece, std::vector<int32_t>* out) const {
   int32_t ids[kMaxShortPiece];
-  uint64_t ranks[kMaxShortPiece];  // of the pair (i, i + 1), shifted up by 32 to leave room for i below
+  uint64_t
+      ranks[kMaxShortPiece];  // of the pair (i, i + 1), shifted up by 32 to leave room for i below
   size_t count = piece.size();
   if (count == 0) return;
   constexpr uint64_t kNone = uint64_t{kNoRank} << 32;
@@ -95,8 +99,9 @@ void Bpe::EncodeShort(std::string_view piece, std::vector<int32_t>* out) const {
 }
 
 void Bpe::EncodeLong(std::string_view piece, std::vector<int32_t>* out) const {
-  // A doubly linked list of symbols by position, and a heap of candidates. Candidates are not removed when a merge changes
-  // their pair: one that no longer has the rank of the pair at its position is skipped when it comes up.
+  // A doubly linked list of symbols by position, and a heap of candidates. Candidates are not
+  // removed when a merge changes their pair: one that no longer has the rank of the pair at its
+  // position is skipped when it comes up.
   struct Symbol {
     int32_t id;
     uint32_t previous;
@@ -111,7 +116,8 @@ void Bpe::EncodeLong(std::string_view piece, std::vector<int32_t>* out) const {
   for (uint32_t i = 0; i < count; ++i) {
     const auto byte = static_cast<uint8_t>(piece[i]);
     const uint32_t rank =
-        i + 1 < count ? byte_pair_ranks_[byte * size_t{256} + static_cast<uint8_t>(piece[i + 1])] : kNoRank;
+        i + 1 < count ? byte_pair_ranks_[byte * size_t{256} + static_cast<uint8_t>(piece[i + 1])]
+                      : kNoRank;
     symbols[i] = Symbol{byte_ids_[byte], i == 0 ? none : i - 1, i + 1, rank};
     if (rank != kNoRank) heap.push_back(uint64_t{rank} << 32 | i);
   }

@@ -1,5 +1,5 @@
-// Byte-pair encoding proper: turns the bytes of one piece into token ids by merging neighbours in the order of the merge
-// list. Knows nothing about added tokens or pieces.
+// Byte-pair encoding proper: turns the bytes of one piece into token ids by merging neighbours in
+// the order of the merge list. Knows nothing about added tokens or pieces.
 #pragma once
 
 #include <array>
@@ -23,13 +23,13 @@ inline constexpr size_t kMaxMerges = (size_t{1} << 24) - 1;
 
 class Bpe {
  public:
-  // The pairs of `merges` must be distinct, their ids 0 ... kMaxBpeTokens - 1, and there can be kMaxMerges at most.
-  // `byte_ids` are the tokens of single bytes.
+  // The pairs of `merges` must be distinct, their ids 0 ... kMaxBpeTokens - 1, and there can be
+  // kMaxMerges at most. `byte_ids` are the tokens of single bytes.
   Bpe(std::span<const Merge> merges, const std::array<int32_t, 256>& byte_ids);
 
-  // Appends the tokens of `piece`: repeatedly merges the pair of neighbours with the lowest rank, the leftmost one first,
-  // until no pair of the list is left. Takes O(n log n) time and about 50 bytes of memory per byte of a long piece.
-  // At most 2^31 bytes.
+  // Appends the tokens of `piece`: repeatedly merges the pair of neighbours with the lowest rank,
+  // the leftmost one first, until no pair of the list is left. Takes O(n log n) time and about 50
+  // bytes of memory per byte of a long piece. At most 2^31 bytes.
   void Encode(std::string_view piece, std::vector<int32_t>* out) const;
 
   int32_t byte_id(uint8_t byte) const {
@@ -38,8 +38,8 @@ class Bpe {
 
  private:
   static constexpr uint32_t kNoRank = UINT32_MAX;
-  // A slot of the table of pairs: left id (20 bits), right id (20 bits), rank (24 bits). Small slots matter: text keeps
-  // hitting the whole table at random, and speed is that of the caches.
+  // A slot of the table of pairs: left id (20 bits), right id (20 bits), rank (24 bits). Small
+  // slots matter: text keeps hitting the whole table at random, and speed is that of the caches.
   static constexpr int kRankBits = 24;
   static constexpr int kIdBits = 20;
   static constexpr uint64_t kEmptySlot = UINT64_MAX;  // its rank is above kMaxMerges

@@ -18,7 +18,8 @@ std::array<int32_t, 256> IdentityBytes() {
 // The definition: merge the leftmost pair of the lowest rank until there is none.
 std::vector<int32_t> MergeSlowly(const std::vector<Merge>& merges, std::string_view piece) {
   std::map<std::pair<int32_t, int32_t>, size_t> ranks;
-  for (size_t rank = 0; rank < merges.size(); ++rank) ranks[{merges[rank].left, merges[rank].right}] = rank;
+  for (size_t rank = 0; rank < merges.size(); ++rank)
+    ranks[{merges[rank].left, merges[rank].right}] = rank;
   std::vector<int32_t> ids;
   for (const char c : piece) ids.push_back(static_cast<uint8_t>(c));
   while (true) {
@@ -44,7 +45,8 @@ std::vector<int32_t> Encode(const std::vector<Merge>& merges, std::string_view p
 }
 
 TEST(Bpe, LowestRankFirstThenLeftmost) {
-  const std::vector<Merge> merges = {{'b', 'c', 300}, {'a', 'b', 301}, {'a', 'a', 302}, {302, 'a', 303}};
+  const std::vector<Merge> merges = {
+      {'b', 'c', 300}, {'a', 'b', 301}, {'a', 'a', 302}, {302, 'a', 303}};
   EXPECT_EQ(Encode(merges, "abc"), (std::vector<int32_t>{'a', 300}));
   EXPECT_EQ(Encode(merges, "aaa"), (std::vector<int32_t>{303}));
   EXPECT_EQ(Encode(merges, "aaaaa"), (std::vector<int32_t>{302, 303}));
@@ -54,7 +56,8 @@ TEST(Bpe, LowestRankFirstThenLeftmost) {
 }
 
 RC_GTEST_PROP(Bpe, ShortAndLongPiecesFollowTheDefinition, ()) {
-  // Random merges over three letters, in random order: a merge may come before those that make its parts.
+  // Random merges over three letters, in random order: a merge may come before those that make its
+  // parts.
   std::vector<int32_t> symbols = {'a', 'b', 'c'};
   std::set<std::pair<int32_t, int32_t>> used;
   std::vector<Merge> merges;
@@ -68,7 +71,8 @@ RC_GTEST_PROP(Bpe, ShortAndLongPiecesFollowTheDefinition, ()) {
     symbols.push_back(result);
   }
   if (*rc::gen::arbitrary<bool>() && merges.size() > 1) {
-    for (size_t i = merges.size() - 1; i > 0; --i) std::swap(merges[i], merges[*rc::gen::inRange<size_t>(0, i + 1)]);
+    for (size_t i = merges.size() - 1; i > 0; --i)
+      std::swap(merges[i], merges[*rc::gen::inRange<size_t>(0, i + 1)]);
   }
   const size_t size = *rc::gen::element<size_t>(1, 2, 3, 7, 20, 95, 96, 97, 98, 150, 300);
   const auto letters = *rc::gen::container<std::string>(size, rc::gen::element('a', 'a', 'b', 'c'));

@@ -32,7 +32,8 @@ Result<Role> ParseRole(std::string_view name, size_t message) {
   for (const std::string_view known : {"tool", "latest_reminder", "developer"}) {
     if (name == known) {
       return Fail(Code::kUnsupported,
-                  fmt::format("{} is '{}', which is not supported here; it must be 'system', 'user' or 'assistant'.",
+                  fmt::format("{} is '{}', which is not supported here; it must be 'system', "
+                              "'user' or 'assistant'.",
                               field, name),
                   field);
     }
@@ -40,17 +41,20 @@ Result<Role> ParseRole(std::string_view name, size_t message) {
   std::string shown;
   AppendLossyUtf8(name.substr(0, 60), &shown);
   return Fail(Code::kInvalidArgument,
-              fmt::format("{} is '{}'; it must be 'system', 'user' or 'assistant'.", field, shown), field);
+              fmt::format("{} is '{}'; it must be 'system', 'user' or 'assistant'.", field, shown),
+              field);
 }
 
 Status RequireUtf8(std::string_view text, size_t message, std::string_view member) {
   const std::optional<size_t> offset = FindInvalidUtf8(text);
   if (!offset.has_value()) return {};
   std::string field = fmt::format("messages[{}].{}", message, member);
-  return Fail(Code::kInvalidArgument,
-              fmt::format("{} is not valid UTF-8: the byte 0x{:02X} at offset {} does not belong to a character.",
-                          field, static_cast<uint8_t>(text[*offset]), *offset),
-              field);
+  return Fail(
+      Code::kInvalidArgument,
+      fmt::format(
+          "{} is not valid UTF-8: the byte 0x{:02X} at offset {} does not belong to a character.",
+          field, static_cast<uint8_t>(text[*offset]), *offset),
+      field);
 }
 
 // Validates the messages and joins user messages that follow one another into one turn.
@@ -96,7 +100,8 @@ Result<ThinkingMode> ParseThinkingMode(std::string_view name) {
   std::string shown;
   AppendLossyUtf8(name.substr(0, 60), &shown);
   return Fail(Code::kInvalidArgument,
-              fmt::format("The thinking mode is '{}'; it must be 'chat' or 'thinking'.", shown), "thinking_mode");
+              fmt::format("The thinking mode is '{}'; it must be 'chat' or 'thinking'.", shown),
+              "thinking_mode");
 }
 
 Result<int> ParseReasoningEffort(std::string_view name) {
@@ -105,19 +110,23 @@ Result<int> ParseReasoningEffort(std::string_view name) {
   if (name == "max") return kEffortMax;
   std::string shown;
   AppendLossyUtf8(name.substr(0, 60), &shown);
-  return Fail(Code::kInvalidArgument,
-              fmt::format("reasoning_effort is '{}'; it must be 'low', 'high', 'max' or an integer from 1 to 100.",
-                          shown),
-              "reasoning_effort");
+  return Fail(
+      Code::kInvalidArgument,
+      fmt::format(
+          "reasoning_effort is '{}'; it must be 'low', 'high', 'max' or an integer from 1 to 100.",
+          shown),
+      "reasoning_effort");
 }
 
 Result<ChatPrompt> RenderChat(std::span<const ChatMessage> messages, const ChatOptions& options) {
   if (messages.empty()) {
-    return Fail(Code::kInvalidArgument, "messages is empty; at least one message is needed.", "messages");
+    return Fail(Code::kInvalidArgument, "messages is empty; at least one message is needed.",
+                "messages");
   }
   if (options.reasoning_effort < 1 || options.reasoning_effort > 100) {
     return Fail(Code::kInvalidArgument,
-                fmt::format("reasoning_effort is {}; it must be an integer from 1 to 100.", options.reasoning_effort),
+                fmt::format("reasoning_effort is {}; it must be an integer from 1 to 100.",
+                            options.reasoning_effort),
                 "reasoning_effort");
   }
   DI_ASSIGN_OR_RETURN(const std::vector<Turn> turns, CollectTurns(messages));
@@ -131,7 +140,8 @@ Result<ChatPrompt> RenderChat(std::span<const ChatMessage> messages, const ChatO
   for (size_t i = 0; i < turns.size(); ++i) {
     if (is_asking(i)) last_asking = i;
   }
-  // Whether reasoning is shown from turn i on: in the opening that follows an asking turn i, or in an assistant turn i.
+  // Whether reasoning is shown from turn i on: in the opening that follows an asking turn i, or in
+  // an assistant turn i.
   const auto shows_reasoning = [&](size_t i) {
     return thinking && (!options.drop_thinking || !last_asking.has_value() || i >= *last_asking);
   };
@@ -140,9 +150,10 @@ Result<ChatPrompt> RenderChat(std::span<const ChatMessage> messages, const ChatO
   prompt.Special(kBosMarker);
   if (thinking || turns[0].role == Role::kSystem) prompt.Special(kSystemMarker);
   if (thinking) {
-    prompt.Text(fmt::format(
-        "Reasoning Effort: {} (range 1-100, the higher the value, the more thorough the reasoning)\n\n",
-        options.reasoning_effort));
+    prompt.Text(
+        fmt::format("Reasoning Effort: {} (range 1-100, the higher the value, the more thorough "
+                    "the reasoning)\n\n",
+                    options.reasoning_effort));
   }
   for (size_t i = 0; i < turns.size(); ++i) {
     const Turn& turn = turns[i];
@@ -173,7 +184,8 @@ Result<ChatPrompt> RenderChat(std::span<const ChatMessage> messages, const ChatO
   return prompt.Take();
 }
 
-Result<std::vector<int32_t>> EncodeChatPrompt(const Tokenizer& tokenizer, const ChatPrompt& prompt) {
+Result<std::vector<int32_t>> EncodeChatPrompt(const Tokenizer& tokenizer,
+                                              const ChatPrompt& prompt) {
   const std::string_view text = prompt.text;
   constexpr EncodeOptions kPlain{.parse_special = false, .add_bos = false};
   std::vector<int32_t> ids;
@@ -183,10 +195,12 @@ Result<std::vector<int32_t>> EncodeChatPrompt(const Tokenizer& tokenizer, const 
     const std::string_view marker = text.substr(range.begin, range.end - range.begin);
     const std::optional<int32_t> id = tokenizer.IdOf(marker);
     if (!id.has_value()) {
-      return Fail(Code::kUnsupported,
-                  fmt::format("The tokenizer has no added token '{}', which chat prompts of this model need; the "
-                              "tokenizer belongs to another model.",
-                              marker));
+      return Fail(
+          Code::kUnsupported,
+          fmt::format(
+              "The tokenizer has no added token '{}', which chat prompts of this model need; the "
+              "tokenizer belongs to another model.",
+              marker));
     }
     ids.push_back(*id);
     at = range.end;
@@ -195,7 +209,8 @@ Result<std::vector<int32_t>> EncodeChatPrompt(const Tokenizer& tokenizer, const 
   return ids;
 }
 
-Result<std::vector<int32_t>> EncodeChat(const Tokenizer& tokenizer, std::span<const ChatMessage> messages,
+Result<std::vector<int32_t>> EncodeChat(const Tokenizer& tokenizer,
+                                        std::span<const ChatMessage> messages,
                                         const ChatOptions& options) {
   DI_ASSIGN_OR_RETURN(const ChatPrompt prompt, RenderChat(messages, options));
   return EncodeChatPrompt(tokenizer, prompt);

@@ -1,8 +1,10 @@
-// The published chat encoding, basic case: text conversations of system, user and assistant turns become a prompt. Tools,
-// images, reminders, quick-instruction tasks, response formats and continued answers are not part of it and have no field
-// here; whoever reads requests must refuse them.
+// The published chat encoding, basic case: text conversations of system, user and assistant turns
+// become a prompt. Tools, images, reminders, quick-instruction tasks, response formats and
+// continued answers are not part of it and have no field here; whoever reads requests must refuse
+// them.
 //
-// Where the checkpoint's encoder and the vendor's server toolkit render differently, this follows the checkpoint.
+// Where the checkpoint's encoder and the vendor's server toolkit render differently, this follows
+// the checkpoint.
 #pragma once
 
 #include <cstddef>
@@ -37,7 +39,8 @@ Result<int> ParseReasoningEffort(std::string_view name);
 struct ChatMessage {
   std::string role;     // "system", "user" or "assistant"
   std::string content;  // UTF-8; may be empty
-  std::optional<std::string> reasoning_content;  // of earlier answers; without effect in other roles
+  std::optional<std::string>
+      reasoning_content;  // of earlier answers; without effect in other roles
 };
 
 struct ChatOptions {
@@ -47,8 +50,8 @@ struct ChatOptions {
   bool drop_thinking = true;
 };
 
-// A rendered prompt. Only the ranges in `specials` stand for special tokens; a marker that someone typed into a message is
-// text, though the characters are the same.
+// A rendered prompt. Only the ranges in `specials` stand for special tokens; a marker that someone
+// typed into a message is text, though the characters are the same.
 struct ChatPrompt {
   struct Range {
     size_t begin;
@@ -59,15 +62,17 @@ struct ChatPrompt {
 };
 
 // A conversation that ends with an assistant turn gets no opening for another answer.
-// Errors: kInvalidArgument (no messages, effort out of range, content that is not UTF-8), kUnsupported (another role).
+// Errors: kInvalidArgument (no messages, effort out of range, content that is not UTF-8),
+// kUnsupported (another role).
 Result<ChatPrompt> RenderChat(std::span<const ChatMessage> messages, const ChatOptions& options);
 
-// The ids of a prompt. Message text can not produce the ids of added tokens. Errors: kUnsupported if the tokenizer lacks a
-// marker (the one of the preceding model generation has no system marker).
+// The ids of a prompt. Message text can not produce the ids of added tokens. Errors: kUnsupported
+// if the tokenizer lacks a marker (the one of the preceding model generation has no system marker).
 Result<std::vector<int32_t>> EncodeChatPrompt(const Tokenizer& tokenizer, const ChatPrompt& prompt);
 
 // RenderChat and EncodeChatPrompt.
-Result<std::vector<int32_t>> EncodeChat(const Tokenizer& tokenizer, std::span<const ChatMessage> messages,
+Result<std::vector<int32_t>> EncodeChat(const Tokenizer& tokenizer,
+                                        std::span<const ChatMessage> messages,
                                         const ChatOptions& options);
 
 }  // namespace deepinfer

@@ -1,4 +1,5 @@
-// Turns the ids of one stream into text as they come, never cutting a character: a token may end inside of one.
+// Turns the ids of one stream into text as they come, never cutting a character: a token may end
+// inside of one.
 #pragma once
 
 #include <cstdint>
@@ -12,14 +13,14 @@ namespace deepinfer {
 class IncrementalDecoder {
  public:
   // `tokenizer` must outlive the decoder.
-  explicit IncrementalDecoder(const Tokenizer& tokenizer) : tokenizer_(&tokenizer) {
-  }
+  explicit IncrementalDecoder(const Tokenizer& tokenizer) : tokenizer_(&tokenizer) {}
 
-  // Returns all text that is decided after `id`. Only an unfinished character (at most 3 bytes) is held; bytes that can
-  // no longer become one are returned as U+FFFD at once.
+  // Returns all text that is decided after `id`. Only an unfinished character (at most 3 bytes) is
+  // held; bytes that can no longer become one are returned as U+FFFD at once.
   std::string Push(int32_t id);
 
-  // Ends the stream: returns U+FFFD if something is held. The decoder can then be used for another stream.
+  // Ends the stream: returns U+FFFD if something is held. The decoder can then be used for another
+  // stream.
   std::string Flush();
 
  private:

@@ -38,7 +38,8 @@ TEST(IncrementalDecoder, FlushStartsANewStream) {
 RC_GTEST_PROP(IncrementalDecoder, DeltasOfAnyIdsAddUpToTheWholeText, ()) {
   const Tokenizer& tokenizer = SmallTokenizer();
   // Single bytes are 256 of the 512 ids, so that cut and invalid characters are common.
-  const auto ids = *rc::gen::container<std::vector<int32_t>>(rc::gen::inRange(-2, tokenizer.vocab_size() + 2));
+  const auto ids =
+      *rc::gen::container<std::vector<int32_t>>(rc::gen::inRange(-2, tokenizer.vocab_size() + 2));
   IncrementalDecoder decoder(tokenizer);
   std::string text;
   for (size_t i = 0; i < ids.size(); ++i) {

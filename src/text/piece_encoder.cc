@@ -13,7 +13,8 @@
 namespace deepinfer {
 namespace {
 
-static_assert(std::endian::native == std::endian::little, "Inline keys are loaded as little-endian integers.");
+static_assert(std::endian::native == std::endian::little,
+              "Inline keys are loaded as little-endian integers.");
 
 inline uint64_t MultiplyFold(uint64_t a, uint64_t b) {
   const auto product = static_cast<unsigned __int128>(a) * b;
@@ -79,8 +80,8 @@ inline InlineKey MakeInlineKey(const char* piece, size_t size, const char* text_
   return {low & mask.low, (high & mask.high) | mask.size};
 }
 
-// A thread's recent pieces of more than one token. Direct-mapped: a new piece replaces the one in its slot, so that the
-// size is fixed (512 KiB) and no text can make it slow.
+// A thread's recent pieces of more than one token. Direct-mapped: a new piece replaces the one in
+// its slot, so that the size is fixed (512 KiB) and no text can make it slow.
 constexpr size_t kCacheEntries = 4096;
 constexpr size_t kMaxCachedBytes = 48;
 constexpr size_t kMaxCachedIds = 14;
@@ -106,7 +107,8 @@ uint64_t NextSerial() {
 
 }  // namespace
 
-PieceEncoder::PieceEncoder(Bpe bpe, const std::vector<std::string>& tokens, const std::vector<bool>& is_base)
+PieceEncoder::PieceEncoder(Bpe bpe, const std::vector<std::string>& tokens,
+                           const std::vector<bool>& is_base)
     : bpe_(std::move(bpe)), serial_(NextSerial()) {
   std::vector<int32_t> single;  // tokens that a piece of the same bytes becomes
   std::vector<int32_t> ids;
@@ -141,7 +143,8 @@ PieceEncoder::PieceEncoder(Bpe bpe, const std::vector<std::string>& tokens, cons
   }
 }
 
-void PieceEncoder::Encode(std::string_view text, const char* text_end, std::vector<int32_t>* out) const {
+void PieceEncoder::Encode(std::string_view text, const char* text_end,
+                          std::vector<int32_t>* out) const {
   const char* p = text.data();
   const char* end = p + text.size();
   while (p < end) {
@@ -195,7 +198,8 @@ void PieceEncoder::EncodeLong(std::string_view piece, std::vector<int32_t>* out)
   }
 }
 
-void PieceEncoder::EncodeThroughCache(std::string_view piece, uint64_t hash, std::vector<int32_t>* out) const {
+void PieceEncoder::EncodeThroughCache(std::string_view piece, uint64_t hash,
+                                      std::vector<int32_t>* out) const {
   DI_DCHECK(piece.size() <= kMaxCachedBytes);
   auto& cache = ThreadCache();
   if (cache == nullptr) cache = std::make_unique<std::array<CacheEntry, kCacheEntries>>();

@@ -20,8 +20,8 @@ const std::string_view kPreTokenizerPatterns[3] = {
 namespace {
 
 constexpr CharClass kWord = kLetter | kMark;
-// Two characters can share a match of the third pattern only if both or neither are CJK and neither is a number, because
-// the first two patterns cut the text there.
+// Two characters can share a match of the third pattern only if both or neither are CJK and neither
+// is a number, because the first two patterns cut the text there.
 constexpr CharClass kCuts = kNumber | kCjk;
 
 inline CharClass ReadClass(const char* p, const char** next) {
@@ -49,7 +49,8 @@ inline bool SameSegment(CharClass segment, CharClass next) {
   return ((segment ^ next) & kCuts) == 0;
 }
 
-// White space from `begin`; `p` is the end of its first character. It always lies outside of CJK and numbers.
+// White space from `begin`; `p` is the end of its first character. It always lies outside of CJK
+// and numbers.
 const char* EndOfWhiteSpace(const char* begin, const char* p, const char* end) {
   const char* last = begin;  // the last character of the run
   const char* after_newline = nullptr;
@@ -105,8 +106,8 @@ const char* EndOfPiece(const char* begin, const char* end) {
   }
   if ((first & kWhiteSpace) != 0) return EndOfWhiteSpace(begin, p, end);
 
-  // Nothing matches here (control characters, unassigned code points, ...). The piece is the gap up to the next match: a
-  // character of another class, or the last of the gap if letters follow it.
+  // Nothing matches here (control characters, unassigned code points, ...). The piece is the gap up
+  // to the next match: a character of another class, or the last of the gap if letters follow it.
   while (p < end) {
     const char* next;
     const CharClass c = ReadClass(p, &next);

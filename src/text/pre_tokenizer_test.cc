@@ -52,7 +52,8 @@ size_t MatchNumbers(const Chars& text, size_t at) {
 
 size_t MatchCjk(const Chars& text, size_t at) {
   return RunLength(text, at, [](char32_t c) {
-    return (c >= 0x4E00 && c <= 0x9FA5) || (c >= 0x3040 && c <= 0x309F) || (c >= 0x30A0 && c <= 0x30FF);
+    return (c >= 0x4E00 && c <= 0x9FA5) || (c >= 0x3040 && c <= 0x309F) ||
+           (c >= 0x30A0 && c <= 0x30FF);
   });
 }
 
@@ -129,13 +130,17 @@ std::vector<std::string> Split(std::string_view text) {
 
 // Characters at the edges of the classes and of the ranges in the patterns.
 const Chars kEdges =
-    U"aZ{`@[/:!'\"_~09\u00B2\u2167\u0660\u00BD \t\n\r\v\f\u001C\u001F\u0000\u0001\u007F\u0085\u00A0\u1680\u2003\u2028\u2029"
-    U"\u202F\u205F\u3000\u200B\uFEFF\u0301\u0E31\u094D\u4E00\u9FA5\u9FA6\u4DFF\u3040\u303F\u3041\u3097\u3099\u309B"
-    U"\u309F\u30A0\u30A2\u30FB\u30FC\u30FF\u3100\u3105\u3001\uFF0C\uFF5C\u2014\u2581\u00E9\u0434\uD55C\u0378\uE000"
+    U"aZ{`@[/:!'\"_~09\u00B2\u2167\u0660\u00BD "
+    U"\t\n\r\v\f\u001C\u001F\u0000\u0001\u007F\u0085\u00A0\u1680\u2003\u2028\u2029"
+    U"\u202F\u205F\u3000\u200B\uFEFF\u0301\u0E31\u094D\u4E00\u9FA5\u9FA6\u4DFF\u3040\u303F\u3041"
+    U"\u3097\u3099\u309B"
+    U"\u309F\u30A0\u30A2\u30FB\u30FC\u30FF\u3100\u3105\u3001\uFF0C\uFF5C\u2014\u2581\u00E9\u0434"
+    U"\uD55C\u0378\uE000"
     U"\U0001F600\U0001F3FD\U0002A6D6\U0001D7D8"s;
 
 TEST(UnicodeClasses, TableEqualsTheRecordedRanges) {
-  const std::optional<std::string> text = ReadTextFile(DI_TEST_DATA_DIR "/tokenizer/unicode_classes.json");
+  const std::optional<std::string> text =
+      ReadTextFile(DI_TEST_DATA_DIR "/tokenizer/unicode_classes.json");
   ASSERT_TRUE(text.has_value());
   const nlohmann::json recorded = nlohmann::json::parse(*text);
   std::vector<CharClass> expected(0x110000, 0);
@@ -158,7 +163,8 @@ TEST(UnicodeClasses, TableEqualsTheRecordedRanges) {
 
 TEST(PreTokenizer, RecordedPieces) {
   for (const nlohmann::json& recorded : ReadCases("tokenizer/pieces.jsonl")) {
-    EXPECT_EQ(Split(recorded["text"].get<std::string>()), recorded["pieces"].get<std::vector<std::string>>())
+    EXPECT_EQ(Split(recorded["text"].get<std::string>()),
+              recorded["pieces"].get<std::vector<std::string>>())
         << recorded["text"];
   }
 }
@@ -167,8 +173,10 @@ TEST(PreTokenizer, SlowScannerGivesTheRecordedPiecesToo) {
   for (const nlohmann::json& recorded : ReadCases("tokenizer/pieces.jsonl")) {
     const auto text = recorded["text"].get<std::string>();
     Chars chars;
-    for (const char* p = text.data(); p < text.data() + text.size();) chars.push_back(DecodeValidUtf8(p, &p));
-    EXPECT_EQ(SplitSlowly(chars), recorded["pieces"].get<std::vector<std::string>>()) << recorded["text"];
+    for (const char* p = text.data(); p < text.data() + text.size();)
+      chars.push_back(DecodeValidUtf8(p, &p));
+    EXPECT_EQ(SplitSlowly(chars), recorded["pieces"].get<std::vector<std::string>>())
+        << recorded["text"];
   }
 }
 
@@ -190,16 +198,20 @@ TEST(PreTokenizer, EqualsTheSlowScannerOnAllShortTextsOfEdgeCharacters) {
 RC_GTEST_PROP(PreTokenizer, EqualsTheSlowScannerOnRandomTexts, ()) {
   const auto index = rc::gen::inRange<size_t>(0, kEdges.size());
   Chars chars;
-  for (const size_t i : *rc::gen::scale(3.0, rc::gen::container<std::vector<size_t>>(index))) chars.push_back(kEdges[i]);
+  for (const size_t i : *rc::gen::scale(3.0, rc::gen::container<std::vector<size_t>>(index)))
+    chars.push_back(kEdges[i]);
   std::string text;
   for (const char32_t c : chars) AppendUtf8(c, &text);
   RC_ASSERT(Split(text) == SplitSlowly(chars));
 }
 
 RC_GTEST_PROP(PreTokenizer, WhiteSpaceAndNewlinesEqualTheSlowScanner, ()) {
-  const auto character = rc::gen::element<char32_t>(U' ', U' ', U'\n', U'\r', U'\t', U'\u3000', U'a', U'!', U'1', U'\u4E00');
+  const auto character = rc::gen::element<char32_t>(U' ', U' ', U'\n', U'\r', U'\t', U'\u3000',
+                                                    U'a', U'!', U'1', U'\u4E00');
   Chars chars;
-  for (const char32_t c : *rc::gen::scale(2.0, rc::gen::container<std::vector<char32_t>>(character))) chars.push_back(c);
+  for (const char32_t c :
+       *rc::gen::scale(2.0, rc::gen::container<std::vector<char32_t>>(character)))
+    chars.push_back(c);
   std::string text;
   for (const char32_t c : chars) AppendUtf8(c, &text);
   RC_ASSERT(Split(text) == SplitSlowly(chars));

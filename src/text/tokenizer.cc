@@ -21,7 +21,8 @@ Tokenizer::Tokenizer(TokenizerFile file)
     bytes_ += token;
     offsets_.push_back(static_cast<uint32_t>(bytes_.size()));
   }
-  for (const AddedToken& token : file.added_tokens) special_[static_cast<size_t>(token.id)] = token.special;
+  for (const AddedToken& token : file.added_tokens)
+    special_[static_cast<size_t>(token.id)] = token.special;
 }
 
 Result<Tokenizer> Tokenizer::Load(const std::string& path) {
@@ -37,26 +38,32 @@ Result<Tokenizer> Tokenizer::Parse(std::string_view json) {
   return Tokenizer(std::move(file));
 }
 
-Result<std::vector<int32_t>> Tokenizer::Encode(std::string_view text, const EncodeOptions& options) const {
+Result<std::vector<int32_t>> Tokenizer::Encode(std::string_view text,
+                                               const EncodeOptions& options) const {
   std::vector<int32_t> ids;
   DI_RETURN_IF_ERROR(EncodeTo(text, options, &ids));
   return ids;
 }
 
-Status Tokenizer::EncodeTo(std::string_view text, const EncodeOptions& options, std::vector<int32_t>* ids) const {
+Status Tokenizer::EncodeTo(std::string_view text, const EncodeOptions& options,
+                           std::vector<int32_t>* ids) const {
   if (text.size() > kMaxTextBytes) {
-    return Fail(Code::kInvalidArgument,
-                fmt::format("The text has {} bytes; at most {} are allowed.", text.size(), kMaxTextBytes));
+    return Fail(
+        Code::kInvalidArgument,
+        fmt::format("The text has {} bytes; at most {} are allowed.", text.size(), kMaxTextBytes));
   }
   if (const std::optional<size_t> offset = FindInvalidUtf8(text)) {
-    return Fail(Code::kInvalidArgument,
-                fmt::format("The text is not valid UTF-8: the byte 0x{:02X} at offset {} does not belong to a "
-                            "character.",
-                            static_cast<uint8_t>(text[*offset]), *offset));
+    return Fail(
+        Code::kInvalidArgument,
+        fmt::format(
+            "The text is not valid UTF-8: the byte 0x{:02X} at offset {} does not belong to a "
+            "character.",
+            static_cast<uint8_t>(text[*offset]), *offset));
   }
   if (options.add_bos) {
     if (!bos_id_.has_value()) {
-      return Fail(Code::kUnsupported, "The tokenizer has no token '<｜begin▁of▁sentence｜>' to put in front.");
+      return Fail(Code::kUnsupported,
+                  "The tokenizer has no token '<｜begin▁of▁sentence｜>' to put in front.");
     }
     ids->push_back(*bos_id_);
   }

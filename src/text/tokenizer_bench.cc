@@ -2,9 +2,10 @@
 //
 //   tokenizer_bench TOKENIZER_JSON TEXT [IDS_OUT]
 //
-// Speeds are millions of UTF-8 bytes per second of CPU time of the thread, the best of seven runs (and the first run, in
-// which caches are cold). IDS_OUT receives the ids of the whole text as little-endian 32-bit integers, for comparison
-// with other libraries (bench/tokenizer_compare.py does that).
+// Speeds are millions of UTF-8 bytes per second of CPU time of the thread, the best of seven runs
+// (and the first run, in which caches are cold). IDS_OUT receives the ids of the whole text as
+// little-endian 32-bit integers, for comparison with other libraries (bench/tokenizer_compare.py
+// does that).
 #include <fmt/core.h>
 #include <time.h>
 
@@ -73,7 +74,8 @@ Status Run(const std::string& tokenizer_path, const std::string& text_path, cons
   DI_ASSIGN_OR_RETURN(const std::vector<int32_t> ids, tokenizer.Encode(text, options));
   if (ids_path != nullptr) {
     std::FILE* out = std::fopen(ids_path, "wb");
-    const bool written = out != nullptr && std::fwrite(ids.data(), sizeof(int32_t), ids.size(), out) == ids.size();
+    const bool written =
+        out != nullptr && std::fwrite(ids.data(), sizeof(int32_t), ids.size(), out) == ids.size();
     if (out == nullptr || std::fclose(out) != 0 || !written) {
       return Fail(Code::kUnavailable, fmt::format("Cannot write '{}'.", ids_path));
     }
@@ -82,7 +84,8 @@ Status Run(const std::string& tokenizer_path, const std::string& text_path, cons
   size_t num_ids = 0;  // keeps the work observable
   const Timing encode = Measure([&] { num_ids += tokenizer.Encode(text, options)->size(); });
   const Timing encode_documents = Measure([&] {
-    for (const std::string_view document : documents) num_ids += tokenizer.Encode(document, options)->size();
+    for (const std::string_view document : documents)
+      num_ids += tokenizer.Encode(document, options)->size();
   });
   bool round_trip = true;
   const Timing decode = Measure([&] { round_trip = tokenizer.Decode(ids) == text && round_trip; });
@@ -96,8 +99,8 @@ Status Run(const std::string& tokenizer_path, const std::string& text_path, cons
 
   fmt::print("{{\n");
   fmt::print("  \"cpu\": \"{}\",\n", HostCpuFeatures().brand);
-  fmt::print("  \"text_bytes\": {},\n  \"ids\": {},\n  \"documents\": {},\n", text.size(), ids.size(),
-             documents.size());
+  fmt::print("  \"text_bytes\": {},\n  \"ids\": {},\n  \"documents\": {},\n", text.size(),
+             ids.size(), documents.size());
   fmt::print("  \"round_trip\": {},\n  \"load_seconds\": {:.3f},\n", round_trip, load_seconds);
   const auto show = [&](const char* name, const Timing& timing, const char* end) {
     fmt::print("  \"{}\": {{\"mb_per_s\": {:.1f}, \"first_run_mb_per_s\": {:.1f}}}{}\n", name,
@@ -108,7 +111,8 @@ Status Run(const std::string& tokenizer_path, const std::string& text_path, cons
   show("decode", decode, ",");
   show("incremental_decode", incremental, "");
   fmt::print("}}\n");
-  if (!round_trip || num_ids == 0) return Fail(Code::kInternal, "The decoded text differs from the input.");
+  if (!round_trip || num_ids == 0)
+    return Fail(Code::kInternal, "The decoded text differs from the input.");
   return {};
 }
 

@@ -43,7 +43,8 @@ std::string Show(const element& value) {
       return "an array";
     case simdjson::dom::element_type::OBJECT: {
       std::string_view type;
-      if (value["type"].get(type) == simdjson::SUCCESS) return fmt::format("an object of type '{}'", Show(type));
+      if (value["type"].get(type) == simdjson::SUCCESS)
+        return fmt::format("an object of type '{}'", Show(type));
       return "an object";
     }
     case simdjson::dom::element_type::STRING:
@@ -72,7 +73,8 @@ std::optional<element> Member(const object& parent, std::string_view key) {
 
 Result<object> ObjectMember(const object& parent, std::string_view key, std::string_view path) {
   element value;
-  if (parent[key].get(value) != simdjson::SUCCESS) return Wrong(std::string(path), "is missing; it must be an object");
+  if (parent[key].get(value) != simdjson::SUCCESS)
+    return Wrong(std::string(path), "is missing; it must be an object");
   object result;
   if (value.get(result) != simdjson::SUCCESS) {
     return Wrong(std::string(path), fmt::format("is {}; it must be an object", Show(value)));
@@ -82,7 +84,8 @@ Result<object> ObjectMember(const object& parent, std::string_view key, std::str
 
 Result<array> ArrayMember(const object& parent, std::string_view key, std::string_view path) {
   element value;
-  if (parent[key].get(value) != simdjson::SUCCESS) return Wrong(std::string(path), "is missing; it must be an array");
+  if (parent[key].get(value) != simdjson::SUCCESS)
+    return Wrong(std::string(path), "is missing; it must be an array");
   array result;
   if (value.get(result) != simdjson::SUCCESS) {
     return Wrong(std::string(path), fmt::format("is {}; it must be an array", Show(value)));
@@ -94,11 +97,13 @@ Status RequireType(const object& value, std::string_view path, std::string_view 
   element found;
   std::string_view name;
   if (value["type"].get(found) != simdjson::SUCCESS || found.get(name) != simdjson::SUCCESS) {
-    return Wrong(fmt::format("{}.type", path), fmt::format("is missing or not a string; it must be '{}'", type));
+    return Wrong(fmt::format("{}.type", path),
+                 fmt::format("is missing or not a string; it must be '{}'", type));
   }
   if (name != type) {
-    return Unsupported(fmt::format("{}.type", path),
-                       fmt::format("is '{}', which is not supported; only '{}' is", Show(name), type));
+    return Unsupported(
+        fmt::format("{}.type", path),
+        fmt::format("is '{}', which is not supported; only '{}' is", Show(name), type));
   }
   return {};
 }
@@ -109,11 +114,13 @@ Status RequireBool(const object& parent, std::string_view key, std::string_view 
   bool found = if_missing;
   element value;
   if (parent[key].get(value) == simdjson::SUCCESS && value.get(found) != simdjson::SUCCESS) {
-    return Wrong(fmt::format("{}.{}", path, key), fmt::format("is {}; it must be true or false", Show(value)));
+    return Wrong(fmt::format("{}.{}", path, key),
+                 fmt::format("is {}; it must be true or false", Show(value)));
   }
   if (found != expected) {
-    return Unsupported(fmt::format("{}.{}", path, key),
-                       fmt::format("is {}, which is not supported; it must be {}", found, expected));
+    return Unsupported(
+        fmt::format("{}.{}", path, key),
+        fmt::format("is {}, which is not supported; it must be {}", found, expected));
   }
   return {};
 }
@@ -131,8 +138,8 @@ Status RequireDistinctKeys(const object& value, std::string_view path) {
 
 // ---- Byte alphabet ---------------------------------------------------------------------------
 
-// The vocabulary is spelt with one printable character per byte: 0x21-0x7E, 0xA1-0xAC and 0xAE-0xFF stand for
-// themselves, the other bytes in increasing order for U+0100, U+0101, ...
+// The vocabulary is spelt with one printable character per byte: 0x21-0x7E, 0xA1-0xAC and 0xAE-0xFF
+// stand for themselves, the other bytes in increasing order for U+0100, U+0101, ...
 struct ByteAlphabet {
   std::array<int16_t, 324> byte_of;  // by code point; -1: not in the alphabet
 
@@ -140,12 +147,14 @@ struct ByteAlphabet {
     byte_of.fill(-1);
     size_t next = 0x100;
     for (int byte = 0; byte < 256; ++byte) {
-      const bool itself = (byte >= 0x21 && byte <= 0x7E) || (byte >= 0xA1 && byte <= 0xAC) || byte >= 0xAE;
+      const bool itself =
+          (byte >= 0x21 && byte <= 0x7E) || (byte >= 0xA1 && byte <= 0xAC) || byte >= 0xAE;
       byte_of[itself ? static_cast<size_t>(byte) : next++] = static_cast<int16_t>(byte);
     }
   }
 
-  // Replaces `bytes` by what `spelling` (valid UTF-8) stands for; false if a character is outside of the alphabet.
+  // Replaces `bytes` by what `spelling` (valid UTF-8) stands for; false if a character is outside
+  // of the alphabet.
   bool Decode(std::string_view spelling, std::string* bytes) const {
     bytes->clear();
     const char* p = spelling.data();
@@ -172,14 +181,16 @@ Status CheckNormalizer(const object& root) {
   object value;
   array members;
   if (normalizer->get(value) != simdjson::SUCCESS) {
-    return Wrong("normalizer", fmt::format("is {}; it must be null or an object", Show(*normalizer)));
+    return Wrong("normalizer",
+                 fmt::format("is {}; it must be null or an object", Show(*normalizer)));
   }
   DI_RETURN_IF_ERROR(RequireType(value, "normalizer", "Sequence"));
   DI_ASSIGN_OR_RETURN(members, ArrayMember(value, "normalizers", "normalizer.normalizers"));
   if (members.begin() != members.end()) {
-    return Unsupported("normalizer.normalizers[0]", fmt::format("is {}; normalisation of text is not supported, the "
-                                                                "list must be empty",
-                                                                Show(*members.begin())));
+    return Unsupported("normalizer.normalizers[0]",
+                       fmt::format("is {}; normalisation of text is not supported, the "
+                                   "list must be empty",
+                                   Show(*members.begin())));
   }
   return {};
 }
@@ -190,16 +201,19 @@ Status CheckSplit(const object& split, const std::string& path, std::string_view
   std::string_view regex;
   element value;
   if (pattern["Regex"].get(value) != simdjson::SUCCESS || value.get(regex) != simdjson::SUCCESS) {
-    return Unsupported(path + ".pattern", "has no string 'Regex'; other kinds of pattern are not supported");
+    return Unsupported(path + ".pattern",
+                       "has no string 'Regex'; other kinds of pattern are not supported");
   }
   if (regex != expected) {
-    return Unsupported(path + ".pattern.Regex", fmt::format("is '{}', which is not supported; only '{}' is",
-                                                            Show(regex), Show(expected)));
+    return Unsupported(
+        path + ".pattern.Regex",
+        fmt::format("is '{}', which is not supported; only '{}' is", Show(regex), Show(expected)));
   }
   std::string_view behavior;
   if (split["behavior"].get(behavior) != simdjson::SUCCESS || behavior != "Isolated") {
-    return Unsupported(path + ".behavior",
-                       fmt::format("is '{}', which is not supported; only 'Isolated' is", Show(behavior)));
+    return Unsupported(
+        path + ".behavior",
+        fmt::format("is '{}', which is not supported; only 'Isolated' is", Show(behavior)));
   }
   return RequireBool(split, "invert", path, false, false);
 }
@@ -227,10 +241,12 @@ Status CheckPreTokenizer(const object& root) {
     ++index;
   }
   if (index != kSplits + 1) {
-    return Unsupported("pre_tokenizer.pretokenizers",
-                       fmt::format("has {} steps; only the published sequence of {} splits and a byte-level step is "
-                                   "supported",
-                                   index, kSplits));
+    return Unsupported(
+        "pre_tokenizer.pretokenizers",
+        fmt::format(
+            "has {} steps; only the published sequence of {} splits and a byte-level step is "
+            "supported",
+            index, kSplits));
   }
   return {};
 }
@@ -242,8 +258,9 @@ Status CheckModelOptions(const object& model) {
     const std::optional<element> value = Member(model, key);
     std::string_view text;
     if (value.has_value() && !(value->get(text) == simdjson::SUCCESS && text.empty())) {
-      return Unsupported(fmt::format("model.{}", key),
-                         fmt::format("is {}, which is not supported; it must be null", Show(*value)));
+      return Unsupported(
+          fmt::format("model.{}", key),
+          fmt::format("is {}, which is not supported; it must be null", Show(*value)));
     }
   }
   DI_RETURN_IF_ERROR(RequireBool(model, "byte_fallback", "model", false, false));
@@ -255,7 +272,9 @@ Status CheckSections(const object& root) {
   for (const std::string_view key : {"truncation", "padding"}) {
     const std::optional<element> value = Member(root, key);
     if (value.has_value()) {
-      return Unsupported(std::string(key), fmt::format("is {}, which is not supported; it must be null", Show(*value)));
+      return Unsupported(
+          std::string(key),
+          fmt::format("is {}, which is not supported; it must be null", Show(*value)));
     }
   }
   DI_RETURN_IF_ERROR(CheckNormalizer(root));
@@ -263,7 +282,8 @@ Status CheckSections(const object& root) {
   DI_ASSIGN_OR_RETURN(const object decoder, ObjectMember(root, "decoder", "decoder"));
   DI_RETURN_IF_ERROR(RequireType(decoder, "decoder", "ByteLevel"));
   if (Member(root, "post_processor").has_value()) {
-    DI_ASSIGN_OR_RETURN(const object post_processor, ObjectMember(root, "post_processor", "post_processor"));
+    DI_ASSIGN_OR_RETURN(const object post_processor,
+                        ObjectMember(root, "post_processor", "post_processor"));
     DI_RETURN_IF_ERROR(RequireType(post_processor, "post_processor", "ByteLevel"));
   }
   return {};
@@ -278,7 +298,8 @@ Result<AddedToken> ParseAddedToken(const element& value, const std::string& path
   std::string_view content;
   if (members["content"].get(content) != simdjson::SUCCESS || content.empty() ||
       content.size() > kMaxAddedTokenBytes || FindInvalidUtf8(content).has_value()) {
-    return Wrong(path + ".content", fmt::format("must be a string of 1 to {} bytes", kMaxAddedTokenBytes));
+    return Wrong(path + ".content",
+                 fmt::format("must be a string of 1 to {} bytes", kMaxAddedTokenBytes));
   }
   token.content = content;
   int64_t id = 0;
@@ -287,7 +308,8 @@ Result<AddedToken> ParseAddedToken(const element& value, const std::string& path
   }
   token.id = static_cast<int32_t>(id);
   element special;
-  if (members["special"].get(special) == simdjson::SUCCESS && special.get(token.special) != simdjson::SUCCESS) {
+  if (members["special"].get(special) == simdjson::SUCCESS &&
+      special.get(token.special) != simdjson::SUCCESS) {
     return Wrong(path + ".special", fmt::format("is {}; it must be true or false", Show(special)));
   }
   for (const std::string_view key : {"single_word", "lstrip", "rstrip"}) {
@@ -306,7 +328,8 @@ Status ParseAddedTokens(const object& root, TokenizerFile* file) {
     const std::string path = fmt::format("added_tokens[{}]", index);
     DI_ASSIGN_OR_RETURN(AddedToken token, ParseAddedToken(value, path));
     if (!ids.insert(token.id).second) {
-      return Wrong(path + ".id", fmt::format("is {}, like that of an earlier added token", token.id));
+      return Wrong(path + ".id",
+                   fmt::format("is {}, like that of an earlier added token", token.id));
     }
     file->added_tokens.push_back(std::move(token));
     ++index;
@@ -323,14 +346,13 @@ Status ParseAddedTokens(const object& root, TokenizerFile* file) {
 
 // ---- Vocabulary and merges -------------------------------------------------------------------
 
-// Base tokens by their bytes. Open addressing over the strings of TokenizerFile::tokens: nearly all of the time to load a
-// file goes into these look-ups, three per merge.
+// Base tokens by their bytes. Open addressing over the strings of TokenizerFile::tokens: nearly all
+// of the time to load a file goes into these look-ups, three per merge.
 class BaseVocabulary {
  public:
   // `tokens` must outlive the vocabulary and keep its place.
   BaseVocabulary(const std::vector<std::string>& tokens, size_t max_entries)
-      : tokens_(&tokens), slots_(std::bit_ceil(max_entries * 2 + 1), Slot{0, -1}) {
-  }
+      : tokens_(&tokens), slots_(std::bit_ceil(max_entries * 2 + 1), Slot{0, -1}) {}
 
   std::optional<int32_t> Find(std::string_view bytes) const {
     const Slot& slot = slots_[SlotOf(bytes)];
@@ -360,8 +382,8 @@ class BaseVocabulary {
   size_t SlotOf(std::string_view bytes) const {
     const uint64_t hash = std::hash<std::string_view>()(bytes);
     size_t at = hash & (slots_.size() - 1);
-    while (slots_[at].id >= 0 &&
-           (slots_[at].tag != TagOf(hash) || (*tokens_)[static_cast<size_t>(slots_[at].id)] != bytes)) {
+    while (slots_[at].id >= 0 && (slots_[at].tag != TagOf(hash) ||
+                                  (*tokens_)[static_cast<size_t>(slots_[at].id)] != bytes)) {
       at = (at + 1) & (slots_.size() - 1);
     }
     return at;
@@ -383,32 +405,39 @@ Result<BaseVocabulary> ParseVocabulary(const object& model, TokenizerFile* file)
     ++num_base;
     int64_t id = 0;
     if (field.value.get(id) != simdjson::SUCCESS || id < 0 || id > INT32_MAX) {
-      return Wrong("model.vocab", fmt::format("gives '{}' the id {}; ids must be integers from 0 to {}",
-                                              Show(field.key), Show(field.value), INT32_MAX));
+      return Wrong("model.vocab",
+                   fmt::format("gives '{}' the id {}; ids must be integers from 0 to {}",
+                               Show(field.key), Show(field.value), INT32_MAX));
     }
     const auto added = added_by_id.find(static_cast<int32_t>(id));
     if (added == added_by_id.end()) continue;
     if (added->second->content != field.key) {
-      return Wrong("model.vocab", fmt::format("gives '{}' the id {}, which belongs to the added token '{}'",
-                                              Show(field.key), id, Show(added->second->content)));
+      return Wrong("model.vocab",
+                   fmt::format("gives '{}' the id {}, which belongs to the added token '{}'",
+                               Show(field.key), id, Show(added->second->content)));
     }
     ++num_shared;
   }
-  const size_t num_tokens = num_base + file->added_tokens.size() - std::min(num_shared, file->added_tokens.size());
+  const size_t num_tokens =
+      num_base + file->added_tokens.size() - std::min(num_shared, file->added_tokens.size());
   if (num_tokens > kMaxBpeTokens) {
-    return Unsupported("model.vocab", fmt::format("and added_tokens hold {} tokens; at most {} are supported",
-                                                  num_tokens, kMaxBpeTokens));
+    return Unsupported("model.vocab",
+                       fmt::format("and added_tokens hold {} tokens; at most {} are supported",
+                                   num_tokens, kMaxBpeTokens));
   }
   file->tokens.resize(num_tokens);
   file->is_base.assign(num_tokens, false);
   std::vector<bool> seen(num_tokens, false);
   const auto claim = [&](const std::string& path, std::string_view name, int64_t id) -> Status {
     if (static_cast<size_t>(id) >= num_tokens) {
-      return Wrong(path, fmt::format("gives '{}' the id {}, but there are only {} tokens; ids must have no holes",
-                                     Show(name), id, num_tokens));
+      return Wrong(
+          path,
+          fmt::format("gives '{}' the id {}, but there are only {} tokens; ids must have no holes",
+                      Show(name), id, num_tokens));
     }
     if (seen[static_cast<size_t>(id)]) {
-      return Wrong(path, fmt::format("gives '{}' the id {}, which another token has", Show(name), id));
+      return Wrong(path,
+                   fmt::format("gives '{}' the id {}, which another token has", Show(name), id));
     }
     seen[static_cast<size_t>(id)] = true;
     return {};
@@ -423,10 +452,10 @@ Result<BaseVocabulary> ParseVocabulary(const object& model, TokenizerFile* file)
     const bool spelt_in_bytes = !field.key.empty() && Alphabet().Decode(field.key, &bytes);
     if (!spelt_in_bytes || (is_added && bytes != field.key)) {
       if (is_added && !spelt_in_bytes) continue;  // filled below
-      return Wrong("model.vocab",
-                   fmt::format("has the entry '{}' (id {}), which is neither spelt in the byte-level alphabet nor an "
-                               "added token outside of it",
-                               Show(field.key), id));
+      return Wrong("model.vocab", fmt::format("has the entry '{}' (id {}), which is neither spelt "
+                                              "in the byte-level alphabet nor an "
+                                              "added token outside of it",
+                                              Show(field.key), id));
     }
     std::string& token = file->tokens[static_cast<size_t>(id)];
     token = bytes;
@@ -437,16 +466,19 @@ Result<BaseVocabulary> ParseVocabulary(const object& model, TokenizerFile* file)
   }
   for (const AddedToken& token : file->added_tokens) {
     const auto id = static_cast<size_t>(token.id);
-    if (id >= num_tokens || !seen[id]) DI_RETURN_IF_ERROR(claim("added_tokens", token.content, token.id));
+    if (id >= num_tokens || !seen[id])
+      DI_RETURN_IF_ERROR(claim("added_tokens", token.content, token.id));
     file->tokens[id] = token.content;
   }
   for (size_t byte = 0; byte < 256; ++byte) {
     const char symbol = static_cast<char>(byte);
     const std::optional<int32_t> id = vocabulary.Find(std::string_view(&symbol, 1));
     if (!id.has_value()) {
-      return Wrong("model.vocab", fmt::format("has no token for the byte 0x{:02X}; a byte-level vocabulary needs all "
-                                              "256 bytes",
-                                              byte));
+      return Wrong(
+          "model.vocab",
+          fmt::format("has no token for the byte 0x{:02X}; a byte-level vocabulary needs all "
+                      "256 bytes",
+                      byte));
     }
     file->byte_ids[byte] = *id;
   }
@@ -458,7 +490,8 @@ bool SplitMerge(const element& value, std::string_view* left, std::string_view* 
   std::string_view both;
   if (value.get(both) == simdjson::SUCCESS) {
     const size_t space = both.find(' ');
-    if (space == std::string_view::npos || both.find(' ', space + 1) != std::string_view::npos) return false;
+    if (space == std::string_view::npos || both.find(' ', space + 1) != std::string_view::npos)
+      return false;
     *left = both.substr(0, space);
     *right = both.substr(space + 1);
     return true;
@@ -478,30 +511,38 @@ Status ParseMerges(const object& model, const BaseVocabulary& vocabulary, Tokeni
   std::string result_bytes;
   for (const element& value : merges) {
     if (rank == kMaxMerges) {
-      return Unsupported("model.merges", fmt::format("holds more than {} merges, which is not supported", kMaxMerges));
+      return Unsupported(
+          "model.merges",
+          fmt::format("holds more than {} merges, which is not supported", kMaxMerges));
     }
     const auto path = [&] { return fmt::format("model.merges[{}]", rank); };
     std::string_view left;
     std::string_view right;
     if (!SplitMerge(value, &left, &right)) {
-      return Wrong(path(), fmt::format("is {}; it must be 'left right' or [left, right]", Show(value)));
+      return Wrong(path(),
+                   fmt::format("is {}; it must be 'left right' or [left, right]", Show(value)));
     }
     std::optional<int32_t> left_id;
     std::optional<int32_t> right_id;
     if (Alphabet().Decode(left, &left_bytes)) left_id = vocabulary.Find(left_bytes);
     if (Alphabet().Decode(right, &right_bytes)) right_id = vocabulary.Find(right_bytes);
     if (!left_id.has_value() || !right_id.has_value()) {
-      return Wrong(path(), fmt::format("merges '{}' and '{}', but '{}' is not in model.vocab", Show(left), Show(right),
-                                       Show(left_id.has_value() ? right : left)));
+      return Wrong(path(),
+                   fmt::format("merges '{}' and '{}', but '{}' is not in model.vocab", Show(left),
+                               Show(right), Show(left_id.has_value() ? right : left)));
     }
     result_bytes.assign(left_bytes).append(right_bytes);
     const std::optional<int32_t> result_id = vocabulary.Find(result_bytes);
     if (!result_id.has_value()) {
-      return Wrong(path(), fmt::format("merges '{}' and '{}', but the result is not in model.vocab", Show(left),
-                                       Show(right)));
+      return Wrong(path(), fmt::format("merges '{}' and '{}', but the result is not in model.vocab",
+                                       Show(left), Show(right)));
     }
-    if (!pairs.insert(uint64_t{static_cast<uint32_t>(*left_id)} << 32 | static_cast<uint32_t>(*right_id)).second) {
-      return Wrong(path(), fmt::format("merges '{}' and '{}', like an earlier merge", Show(left), Show(right)));
+    if (!pairs
+             .insert(uint64_t{static_cast<uint32_t>(*left_id)} << 32 |
+                     static_cast<uint32_t>(*right_id))
+             .second) {
+      return Wrong(path(), fmt::format("merges '{}' and '{}', like an earlier merge", Show(left),
+                                       Show(right)));
     }
     file->merges.push_back(Merge{*left_id, *right_id, *result_id});
     ++rank;
@@ -513,20 +554,22 @@ Status ParseMerges(const object& model, const BaseVocabulary& vocabulary, Tokeni
 
 Result<TokenizerFile> ParseTokenizerFile(std::string_view json) {
   if (json.size() > kMaxTokenizerFileBytes) {
-    return Fail(Code::kInvalidArgument, fmt::format("The tokenizer file has {} bytes; at most {} are allowed.",
-                                                    json.size(), kMaxTokenizerFileBytes));
+    return Fail(Code::kInvalidArgument,
+                fmt::format("The tokenizer file has {} bytes; at most {} are allowed.", json.size(),
+                            kMaxTokenizerFileBytes));
   }
   simdjson::dom::parser parser;
   element document;
   const simdjson::error_code error = parser.parse(json.data(), json.size()).get(document);
   if (error != simdjson::SUCCESS) {
-    return Fail(Code::kInvalidArgument,
-                fmt::format("The tokenizer file is not valid JSON: {}", simdjson::error_message(error)));
+    return Fail(Code::kInvalidArgument, fmt::format("The tokenizer file is not valid JSON: {}",
+                                                    simdjson::error_message(error)));
   }
   object root;
   if (document.get(root) != simdjson::SUCCESS) {
-    return Fail(Code::kInvalidArgument,
-                fmt::format("The tokenizer file holds {}; it must hold an object.", Show(document)));
+    return Fail(
+        Code::kInvalidArgument,
+        fmt::format("The tokenizer file holds {}; it must hold an object.", Show(document)));
   }
   DI_RETURN_IF_ERROR(RequireDistinctKeys(root, "The tokenizer file"));
   DI_ASSIGN_OR_RETURN(const object model, ObjectMember(root, "model", "model"));

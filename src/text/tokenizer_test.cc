@@ -18,7 +18,8 @@ using Ids = std::vector<int32_t>;
 using nlohmann::json;
 using testing::HasSubstr;
 
-Ids EncodeOrFail(const Tokenizer& tokenizer, std::string_view text, const EncodeOptions& options = {}) {
+Ids EncodeOrFail(const Tokenizer& tokenizer, std::string_view text,
+                 const EncodeOptions& options = {}) {
   const auto ids = tokenizer.Encode(text, options);
   if (!ids.has_value()) {
     ADD_FAILURE() << ids.error().message;
@@ -29,7 +30,8 @@ Ids EncodeOrFail(const Tokenizer& tokenizer, std::string_view text, const Encode
 
 std::string FromHex(const std::string& hex) {
   std::string bytes;
-  for (size_t i = 0; i < hex.size(); i += 2) bytes.push_back(static_cast<char>(std::stoi(hex.substr(i, 2), nullptr, 16)));
+  for (size_t i = 0; i < hex.size(); i += 2)
+    bytes.push_back(static_cast<char>(std::stoi(hex.substr(i, 2), nullptr, 16)));
   return bytes;
 }
 
@@ -57,7 +59,8 @@ TEST(PublishedTokenizer, EncodesWithThisModelsNamesLikeTheRecordings) {
     const auto text = recorded["text"].get<std::string>();
     const bool different = recorded.contains("ids_v41");
     num_different += different ? 1 : 0;
-    EXPECT_EQ(EncodeOrFail(tokenizer, text), recorded[different ? "ids_v41" : "ids"].get<Ids>()) << recorded["id"];
+    EXPECT_EQ(EncodeOrFail(tokenizer, text), recorded[different ? "ids_v41" : "ids"].get<Ids>())
+        << recorded["id"];
   }
   EXPECT_GT(num_different, 0);
 }
@@ -184,15 +187,19 @@ TEST(Tokenizer, ThreadsAndTokenizersShareNoCacheEntries) {
 }
 
 std::string RandomText() {
-  const auto code_point = rc::gen::oneOf(rc::gen::inRange<uint32_t>(0, 0x80), rc::gen::inRange<uint32_t>(0, 0x3100),
-                                         rc::gen::inRange<uint32_t>(0xE000, 0x110000));
+  const auto code_point =
+      rc::gen::oneOf(rc::gen::inRange<uint32_t>(0, 0x80), rc::gen::inRange<uint32_t>(0, 0x3100),
+                     rc::gen::inRange<uint32_t>(0xE000, 0x110000));
   std::string text;
-  for (const uint32_t c : *rc::gen::scale(4.0, rc::gen::container<std::vector<uint32_t>>(code_point))) AppendUtf8(c, &text);
+  for (const uint32_t c :
+       *rc::gen::scale(4.0, rc::gen::container<std::vector<uint32_t>>(code_point)))
+    AppendUtf8(c, &text);
   return text;
 }
 
 RC_GTEST_PROP(Tokenizer, DecodingAnEncodedTextGivesTheText, ()) {
-  const Tokenizer& tokenizer = PublishedTokenizer() != nullptr ? *PublishedTokenizer() : SmallTokenizer();
+  const Tokenizer& tokenizer =
+      PublishedTokenizer() != nullptr ? *PublishedTokenizer() : SmallTokenizer();
   const std::string text = RandomText();
   for (const bool parse_special : {false, true}) {
     const auto ids = tokenizer.Encode(text, {.parse_special = parse_special});
@@ -208,7 +215,8 @@ RC_GTEST_PROP(Tokenizer, ArbitraryBytesAreRefusedOrSurvive, (const std::string& 
 }
 
 TEST(Tokenizer, TimeGrowsLinearlyOnHostileText) {
-  const Tokenizer& tokenizer = PublishedTokenizer() != nullptr ? *PublishedTokenizer() : SmallTokenizer();
+  const Tokenizer& tokenizer =
+      PublishedTokenizer() != nullptr ? *PublishedTokenizer() : SmallTokenizer();
   const auto seconds = [&](const std::string& unit, size_t size) {
     std::string text;
     while (text.size() < size) text += unit;
@@ -217,10 +225,12 @@ TEST(Tokenizer, TimeGrowsLinearlyOnHostileText) {
     clock_gettime(CLOCK_THREAD_CPUTIME_ID, &start);
     EXPECT_EQ(tokenizer.Decode(EncodeOrFail(tokenizer, text)), text);
     clock_gettime(CLOCK_THREAD_CPUTIME_ID, &end);
-    return static_cast<double>(end.tv_sec - start.tv_sec) + 1e-9 * static_cast<double>(end.tv_nsec - start.tv_nsec);
+    return static_cast<double>(end.tv_sec - start.tv_sec) +
+           1e-9 * static_cast<double>(end.tv_nsec - start.tv_nsec);
   };
-  for (const std::string unit : {"a", " ", "\n", " \n", "\u0301", "7", "!", "\x01", "abcdefghijklmnopqrstuvwxyz", "漢", "ア・",
-                                 "<", "<｜", "<｜place▁holder▁no▁", "\u0378", "\U0001F600", "' a"}) {
+  for (const std::string unit :
+       {"a", " ", "\n", " \n", "\u0301", "7", "!", "\x01", "abcdefghijklmnopqrstuvwxyz", "漢",
+        "ア・", "<", "<｜", "<｜place▁holder▁no▁", "\u0378", "\U0001F600", "' a"}) {
     const double small = seconds(unit, 500'000);
     const double large = seconds(unit, 2'000'000);
     // Four times the text; n log n would be 4.6. Very short times say nothing.
@@ -259,57 +269,96 @@ constexpr Code kOther = Code::kUnsupported;
 INSTANTIATE_TEST_SUITE_P(
     All, RefusedTokenizerFile,
     testing::Values(
-        Refusal{"NotAnObject", [](json& f) { f = json::array(); }, kBad, "holds an array; it must hold an object"},
+        Refusal{"NotAnObject", [](json& f) { f = json::array(); }, kBad,
+                "holds an array; it must hold an object"},
         Refusal{"NoModel", [](json& f) { f.erase("model"); }, kBad, "model is missing"},
-        Refusal{"OtherModel", [](json& f) { f["model"]["type"] = "WordPiece"; }, kOther, "model.type is 'WordPiece'"},
-        Refusal{"ModelOfNoType", [](json& f) { f["model"].erase("type"); }, kBad, "model.type is missing"},
-        Refusal{"Dropout", [](json& f) { f["model"]["dropout"] = 0.1; }, kOther, "model.dropout is 0.1"},
-        Refusal{"UnknownToken", [](json& f) { f["model"]["unk_token"] = "<unk>"; }, kOther, "model.unk_token is '<unk>'"},
-        Refusal{"WordSuffix", [](json& f) { f["model"]["end_of_word_suffix"] = "</w>"; }, kOther, "end_of_word_suffix"},
-        Refusal{"ByteFallback", [](json& f) { f["model"]["byte_fallback"] = true; }, kOther, "model.byte_fallback is true"},
-        Refusal{"IgnoreMerges", [](json& f) { f["model"]["ignore_merges"] = true; }, kOther, "model.ignore_merges is true"},
-        Refusal{"Normalizer", [](json& f) { f["normalizer"] = {{"type", "NFC"}}; }, kOther, "normalizer.type is 'NFC'"},
+        Refusal{"OtherModel", [](json& f) { f["model"]["type"] = "WordPiece"; }, kOther,
+                "model.type is 'WordPiece'"},
+        Refusal{"ModelOfNoType", [](json& f) { f["model"].erase("type"); }, kBad,
+                "model.type is missing"},
+        Refusal{"Dropout", [](json& f) { f["model"]["dropout"] = 0.1; }, kOther,
+                "model.dropout is 0.1"},
+        Refusal{"UnknownToken", [](json& f) { f["model"]["unk_token"] = "<unk>"; }, kOther,
+                "model.unk_token is '<unk>'"},
+        Refusal{"WordSuffix", [](json& f) { f["model"]["end_of_word_suffix"] = "</w>"; }, kOther,
+                "end_of_word_suffix"},
+        Refusal{"ByteFallback", [](json& f) { f["model"]["byte_fallback"] = true; }, kOther,
+                "model.byte_fallback is true"},
+        Refusal{"IgnoreMerges", [](json& f) { f["model"]["ignore_merges"] = true; }, kOther,
+                "model.ignore_merges is true"},
+        Refusal{"Normalizer",
+                [](json& f) {
+                  f["normalizer"] = {{"type", "NFC"}};
+                },
+                kOther, "normalizer.type is 'NFC'"},
         Refusal{"NormalizerInSequence",
-                [](json& f) { f["normalizer"]["normalizers"].push_back({{"type", "Lowercase"}}); }, kOther,
-                "normalizer.normalizers[0] is an object of type 'Lowercase'"},
-        Refusal{"NoPreTokenizer", [](json& f) { f.erase("pre_tokenizer"); }, kBad, "pre_tokenizer is missing"},
-        Refusal{"OtherPreTokenizer", [](json& f) { f["pre_tokenizer"] = {{"type", "Metaspace"}}; }, kOther,
-                "pre_tokenizer.type is 'Metaspace'"},
-        Refusal{"OtherPattern",
-                [](json& f) { f["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] = "\\d+"; }, kOther,
-                "pre_tokenizer.pretokenizers[0].pattern.Regex is '\\d+', which is not supported; only '\\p{N}{1,3}' is"},
+                [](json& f) {
+                  f["normalizer"]["normalizers"].push_back({{"type", "Lowercase"}});
+                },
+                kOther, "normalizer.normalizers[0] is an object of type 'Lowercase'"},
+        Refusal{"NoPreTokenizer", [](json& f) { f.erase("pre_tokenizer"); }, kBad,
+                "pre_tokenizer is missing"},
+        Refusal{"OtherPreTokenizer",
+                [](json& f) {
+                  f["pre_tokenizer"] = {{"type", "Metaspace"}};
+                },
+                kOther, "pre_tokenizer.type is 'Metaspace'"},
+        Refusal{
+            "OtherPattern",
+            [](json& f) { f["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] = "\\d+"; },
+            kOther,
+            "pre_tokenizer.pretokenizers[0].pattern.Regex is '\\d+', which is not supported; only "
+            "'\\p{N}{1,3}' is"},
         Refusal{"StringPattern",
-                [](json& f) { f["pre_tokenizer"]["pretokenizers"][1]["pattern"] = {{"String", " "}}; }, kOther,
-                "pre_tokenizer.pretokenizers[1].pattern has no string 'Regex'"},
+                [](json& f) {
+                  f["pre_tokenizer"]["pretokenizers"][1]["pattern"] = {{"String", " "}};
+                },
+                kOther, "pre_tokenizer.pretokenizers[1].pattern has no string 'Regex'"},
         Refusal{"OtherBehavior",
-                [](json& f) { f["pre_tokenizer"]["pretokenizers"][2]["behavior"] = "Removed"; }, kOther,
-                "behavior is 'Removed'"},
-        Refusal{"Inverted", [](json& f) { f["pre_tokenizer"]["pretokenizers"][2]["invert"] = true; }, kOther,
+                [](json& f) { f["pre_tokenizer"]["pretokenizers"][2]["behavior"] = "Removed"; },
+                kOther, "behavior is 'Removed'"},
+        Refusal{"Inverted",
+                [](json& f) { f["pre_tokenizer"]["pretokenizers"][2]["invert"] = true; }, kOther,
                 "invert is true"},
         Refusal{"PrefixSpace",
-                [](json& f) { f["pre_tokenizer"]["pretokenizers"][3].erase("add_prefix_space"); }, kOther,
-                "add_prefix_space is true"},
-        Refusal{"MissingStep", [](json& f) { f["pre_tokenizer"]["pretokenizers"].erase(3); }, kOther, "has 3 steps"},
-        Refusal{"OtherDecoder", [](json& f) { f["decoder"]["type"] = "Fuse"; }, kOther, "decoder.type is 'Fuse'"},
-        Refusal{"OtherPostProcessor", [](json& f) { f["post_processor"] = {{"type", "TemplateProcessing"}}; }, kOther,
-                "post_processor.type is 'TemplateProcessing'"},
-        Refusal{"Truncation", [](json& f) { f["truncation"] = {{"max_length", 5}}; }, kOther, "truncation is an object"},
-        Refusal{"StrippingAddedToken", [](json& f) { f["added_tokens"][3]["lstrip"] = true; }, kOther,
-                "added_tokens[3].lstrip is true"},
+                [](json& f) { f["pre_tokenizer"]["pretokenizers"][3].erase("add_prefix_space"); },
+                kOther, "add_prefix_space is true"},
+        Refusal{"MissingStep", [](json& f) { f["pre_tokenizer"]["pretokenizers"].erase(3); },
+                kOther, "has 3 steps"},
+        Refusal{"OtherDecoder", [](json& f) { f["decoder"]["type"] = "Fuse"; }, kOther,
+                "decoder.type is 'Fuse'"},
+        Refusal{"OtherPostProcessor",
+                [](json& f) {
+                  f["post_processor"] = {{"type", "TemplateProcessing"}};
+                },
+                kOther, "post_processor.type is 'TemplateProcessing'"},
+        Refusal{"Truncation",
+                [](json& f) {
+                  f["truncation"] = {{"max_length", 5}};
+                },
+                kOther, "truncation is an object"},
+        Refusal{"StrippingAddedToken", [](json& f) { f["added_tokens"][3]["lstrip"] = true; },
+                kOther, "added_tokens[3].lstrip is true"},
         Refusal{"EmptyAddedToken", [](json& f) { f["added_tokens"][3]["content"] = ""; }, kBad,
                 "added_tokens[3].content must be a string of 1 to 1024 bytes"},
-        Refusal{"LongAddedToken", [](json& f) { f["added_tokens"][3]["content"] = std::string(1025, 'x'); }, kBad,
+        Refusal{"LongAddedToken",
+                [](json& f) { f["added_tokens"][3]["content"] = std::string(1025, 'x'); }, kBad,
                 "added_tokens[3].content"},
         Refusal{"RepeatedAddedToken",
-                [](json& f) { f["added_tokens"][4]["content"] = f["added_tokens"][3]["content"]; }, kBad,
-                "like that of an earlier added token"},
-        Refusal{"RepeatedAddedId", [](json& f) { f["added_tokens"][4]["id"] = 480; }, kBad, "added_tokens[4].id is 480"},
-        Refusal{"NegativeId", [](json& f) { f["added_tokens"][4]["id"] = -1; }, kBad, "added_tokens[4].id"},
-        Refusal{"HoleInIds", [](json& f) { f["added_tokens"][4]["id"] = 100000; }, kBad, "ids must have no holes"},
+                [](json& f) { f["added_tokens"][4]["content"] = f["added_tokens"][3]["content"]; },
+                kBad, "like that of an earlier added token"},
+        Refusal{"RepeatedAddedId", [](json& f) { f["added_tokens"][4]["id"] = 480; }, kBad,
+                "added_tokens[4].id is 480"},
+        Refusal{"NegativeId", [](json& f) { f["added_tokens"][4]["id"] = -1; }, kBad,
+                "added_tokens[4].id"},
+        Refusal{"HoleInIds", [](json& f) { f["added_tokens"][4]["id"] = 100000; }, kBad,
+                "ids must have no holes"},
         Refusal{"AddedIdOfBaseToken", [](json& f) { f["added_tokens"][4]["id"] = 17; }, kBad,
                 "which belongs to the added token"},
-        Refusal{"RepeatedBaseId", [](json& f) { f["model"]["vocab"]["!"] = 4; }, kBad, "which another token has"},
-        Refusal{"IdOfWrongType", [](json& f) { f["model"]["vocab"]["!"] = "3"; }, kBad, "the id '3'"},
+        Refusal{"RepeatedBaseId", [](json& f) { f["model"]["vocab"]["!"] = 4; }, kBad,
+                "which another token has"},
+        Refusal{"IdOfWrongType", [](json& f) { f["model"]["vocab"]["!"] = "3"; }, kBad,
+                "the id '3'"},
         Refusal{"MissingByte",
                 [](json& f) {
                   f["model"]["vocab"].erase("\"");
@@ -326,10 +375,17 @@ INSTANTIATE_TEST_SUITE_P(
                 "model.merges[221] merges 'qq' and 'z', but 'qq' is not in model.vocab"},
         Refusal{"MergeToUnknown", [](json& f) { f["model"]["merges"].push_back("q z"); }, kBad,
                 "the result is not in model.vocab"},
-        Refusal{"RepeatedMerge", [](json& f) { f["model"]["merges"].push_back("t h"); }, kBad, "like an earlier merge"},
-        Refusal{"MergeOfOne", [](json& f) { f["model"]["merges"][0] = "th"; }, kBad, "it must be 'left right'"},
-        Refusal{"MergeOfThree", [](json& f) { f["model"]["merges"][0] = {"t", "h", "e"}; }, kBad, "it must be 'left right'"},
-        Refusal{"NoMerges", [](json& f) { f["model"].erase("merges"); }, kBad, "model.merges is missing"}),
+        Refusal{"RepeatedMerge", [](json& f) { f["model"]["merges"].push_back("t h"); }, kBad,
+                "like an earlier merge"},
+        Refusal{"MergeOfOne", [](json& f) { f["model"]["merges"][0] = "th"; }, kBad,
+                "it must be 'left right'"},
+        Refusal{"MergeOfThree",
+                [](json& f) {
+                  f["model"]["merges"][0] = {"t", "h", "e"};
+                },
+                kBad, "it must be 'left right'"},
+        Refusal{"NoMerges", [](json& f) { f["model"].erase("merges"); }, kBad,
+                "model.merges is missing"}),
     [](const auto& instance) { return instance.param.name; });
 
 TEST(Tokenizer, MergesMayBePairs) {

@@ -8,14 +8,14 @@ namespace deepinfer {
 
 // Bits of a character's class. The general categories are exclusive; the other bits come on top.
 using CharClass = uint8_t;
-inline constexpr CharClass kLetter = 1;        // \p{L}
-inline constexpr CharClass kMark = 2;          // \p{M}
-inline constexpr CharClass kNumber = 4;        // \p{N}
-inline constexpr CharClass kSymbol = 8;        // \p{P} or \p{S}
-inline constexpr CharClass kWhiteSpace = 16;   // \s: Unicode White_Space
-inline constexpr CharClass kNewline = 32;      // CR or LF; also kWhiteSpace
-inline constexpr CharClass kCjk = 64;          // U+4E00-9FA5, U+3040-309F, U+30A0-30FF, assigned or not
-inline constexpr CharClass kAsciiLetter = 128; // A-Z, a-z; also kLetter
+inline constexpr CharClass kLetter = 1;       // \p{L}
+inline constexpr CharClass kMark = 2;         // \p{M}
+inline constexpr CharClass kNumber = 4;       // \p{N}
+inline constexpr CharClass kSymbol = 8;       // \p{P} or \p{S}
+inline constexpr CharClass kWhiteSpace = 16;  // \s: Unicode White_Space
+inline constexpr CharClass kNewline = 32;     // CR or LF; also kWhiteSpace
+inline constexpr CharClass kCjk = 64;  // U+4E00-9FA5, U+3040-309F, U+30A0-30FF, assigned or not
+inline constexpr CharClass kAsciiLetter = 128;  // A-Z, a-z; also kLetter
 
 namespace internal {
 inline constexpr int kCharsPerClassBlock = 128;
@@ -25,7 +25,8 @@ extern const uint8_t kCharClassInBlock[][kCharsPerClassBlock];
 
 // `code_point` must be below 0x110000.
 inline CharClass ClassOf(uint32_t code_point) {
-  return internal::kCharClassInBlock[internal::kCharClassBlock[code_point / internal::kCharsPerClassBlock]]
+  return internal::kCharClassInBlock[internal::kCharClassBlock[code_point /
+                                                               internal::kCharsPerClassBlock]]
                                     [code_point % internal::kCharsPerClassBlock];
 }
 

@@ -10,8 +10,9 @@ namespace {
 constexpr std::string_view kReplacement = "\xEF\xBF\xBD";
 
 struct Sequence {
-  size_t size;      // bytes that belong together: a whole character, or the maximal part of a broken one
-  bool valid;       // a whole character
+  size_t
+      size;    // bytes that belong together: a whole character, or the maximal part of a broken one
+  bool valid;  // a whole character
   bool unfinished;  // broken only because the text ends here
 };
 
@@ -20,7 +21,8 @@ Sequence ReadSequence(std::string_view bytes, size_t at) {
   const auto first = static_cast<uint8_t>(bytes[at]);
   if (first < 0x80) return {1, true, false};
   size_t size = 0;
-  // The allowed range of the second byte excludes overlong forms, surrogates and values above U+10FFFF.
+  // The allowed range of the second byte excludes overlong forms, surrogates and values above
+  // U+10FFFF.
   uint8_t low = 0x80;
   uint8_t high = 0xBF;
   if (first >= 0xC2 && first <= 0xDF) {

@@ -30,18 +30,18 @@ TEST(Utf8, EveryScalarValueIsValidAndDecodes) {
 TEST(Utf8, NamesTheFirstBadByte) {
   EXPECT_EQ(FindInvalidUtf8(""), std::nullopt);
   EXPECT_EQ(FindInvalidUtf8("abc\xFF"), 3u);
-  EXPECT_EQ(FindInvalidUtf8("\xC3\xA9\xC3"), 2u);             // cut
-  EXPECT_EQ(FindInvalidUtf8("a\xC0\x80"), 1u);                 // overlong
-  EXPECT_EQ(FindInvalidUtf8("a\xE0\x9F\xBF"), 1u);             // overlong
-  EXPECT_EQ(FindInvalidUtf8("ab\xED\xA0\x80"), 2u);            // surrogate
-  EXPECT_EQ(FindInvalidUtf8("\xF4\x90\x80\x80"), 0u);          // above U+10FFFF
+  EXPECT_EQ(FindInvalidUtf8("\xC3\xA9\xC3"), 2u);      // cut
+  EXPECT_EQ(FindInvalidUtf8("a\xC0\x80"), 1u);         // overlong
+  EXPECT_EQ(FindInvalidUtf8("a\xE0\x9F\xBF"), 1u);     // overlong
+  EXPECT_EQ(FindInvalidUtf8("ab\xED\xA0\x80"), 2u);    // surrogate
+  EXPECT_EQ(FindInvalidUtf8("\xF4\x90\x80\x80"), 0u);  // above U+10FFFF
   EXPECT_EQ(FindInvalidUtf8("\xF5\x80\x80\x80"), 0u);
   EXPECT_EQ(FindInvalidUtf8(std::string(1000, 'x') + "\x80"), 1000u);
 }
 
 TEST(Utf8, EachMaximalBrokenPartBecomesOneReplacement) {
   EXPECT_EQ(Lossy("a\xFFz"), "a\uFFFDz");
-  EXPECT_EQ(Lossy("\xE6\x97z"), "\uFFFDz");               // two bytes of a character
+  EXPECT_EQ(Lossy("\xE6\x97z"), "\uFFFDz");  // two bytes of a character
   EXPECT_EQ(Lossy("\xE6\x97"), "\uFFFD");
   EXPECT_EQ(Lossy("\xED\xA0\x80"), "\uFFFD\uFFFD\uFFFD");  // no part of a surrogate can be valid
   EXPECT_EQ(Lossy("\xF0\x9F\x98\xF0\x9F\x98\x80"), "\uFFFD\U0001F600");
@@ -65,10 +65,12 @@ RC_GTEST_PROP(Utf8, LossyTextIsValidAndKeepsValidText, (const std::string& bytes
 
 RC_GTEST_PROP(Utf8, SimdAndScalarValidationAgree, ()) {
   // Mostly lead and continuation bytes, so that near misses are common.
-  const auto byte = rc::gen::element<uint8_t>('a', 0x80, 0x8F, 0x90, 0x9F, 0xA0, 0xBF, 0xC0, 0xC2, 0xDF, 0xE0, 0xE1,
-                                              0xED, 0xEF, 0xF0, 0xF1, 0xF4, 0xF5, 0xFF);
+  const auto byte =
+      rc::gen::element<uint8_t>('a', 0x80, 0x8F, 0x90, 0x9F, 0xA0, 0xBF, 0xC0, 0xC2, 0xDF, 0xE0,
+                                0xE1, 0xED, 0xEF, 0xF0, 0xF1, 0xF4, 0xF5, 0xFF);
   std::string bytes;
-  for (const uint8_t b : *rc::gen::container<std::vector<uint8_t>>(byte)) bytes.push_back(static_cast<char>(b));
+  for (const uint8_t b : *rc::gen::container<std::vector<uint8_t>>(byte))
+    bytes.push_back(static_cast<char>(b));
   // The decoder works byte by byte; it changes exactly the texts that the validation refuses.
   std::string decided;
   const size_t consumed = AppendDecidedUtf8(bytes, &decided);

@@ -21,12 +21,14 @@ constexpr int64_t kMaxIndexBytes = int64_t{256} << 20;
 
 std::string_view StripPrefix(std::string_view name) {
   constexpr std::string_view kPrefix = "model.";
-  return name.starts_with(kPrefix) && name.size() > kPrefix.size() ? name.substr(kPrefix.size()) : name;
+  return name.starts_with(kPrefix) && name.size() > kPrefix.size() ? name.substr(kPrefix.size())
+                                                                   : name;
 }
 
 bool IsPlainShardName(std::string_view name) {
-  return name.size() <= 255 && name.ends_with(".safetensors") && name.find('/') == std::string_view::npos &&
-         name.find('\0') == std::string_view::npos && name.front() != '.';
+  return name.size() <= 255 && name.ends_with(".safetensors") &&
+         name.find('/') == std::string_view::npos && name.find('\0') == std::string_view::npos &&
+         name.front() != '.';
 }
 
 Result<MappedFile> OpenIndex(const std::string& dir, bool& exists) {
@@ -36,8 +38,8 @@ Result<MappedFile> OpenIndex(const std::string& dir, bool& exists) {
   if (!exists) return Fail(Code::kNotFound, fmt::format("'{}' does not exist.", path));
   DI_ASSIGN_OR_RETURN(MappedFile file, MappedFile::Open(path));
   if (static_cast<int64_t>(file.bytes().size()) > kMaxIndexBytes) {
-    return Fail(Code::kInvalidArgument, fmt::format("'{}' has {} bytes; an index has at most {}.", path,
-                                                    file.bytes().size(), kMaxIndexBytes));
+    return Fail(Code::kInvalidArgument, fmt::format("'{}' has {} bytes; an index has at most {}.",
+                                                    path, file.bytes().size(), kMaxIndexBytes));
   }
   return file;
 }
@@ -53,28 +55,35 @@ struct ShardPlan {
 Result<CheckpointIndex> ParseCheckpointIndex(std::string_view json) {
   simdjson::dom::parser parser;
   simdjson::dom::element root;
-  if (const auto error = parser.parse(json.data(), json.size()).get(root); error != simdjson::SUCCESS) {
-    return Fail(Code::kInvalidArgument, fmt::format("The index is not valid JSON: {}.", simdjson::error_message(error)));
+  if (const auto error = parser.parse(json.data(), json.size()).get(root);
+      error != simdjson::SUCCESS) {
+    return Fail(Code::kInvalidArgument,
+                fmt::format("The index is not valid JSON: {}.", simdjson::error_message(error)));
   }
   simdjson::dom::object object;
   simdjson::dom::object map;
-  if (root.get_object().get(object) != simdjson::SUCCESS || object["weight_map"].get_object().get(map) != simdjson::SUCCESS) {
-    return Fail(Code::kInvalidArgument, "The index has no object 'weight_map' that maps tensor names to shard files.",
+  if (root.get_object().get(object) != simdjson::SUCCESS ||
+      object["weight_map"].get_object().get(map) != simdjson::SUCCESS) {
+    return Fail(Code::kInvalidArgument,
+                "The index has no object 'weight_map' that maps tensor names to shard files.",
                 "weight_map");
   }
   CheckpointIndex index;
   std::unordered_set<std::string_view> names;
   for (const auto [name, value] : map) {
     std::string_view shard;
-    if (value.get_string().get(shard) != simdjson::SUCCESS || shard.empty() || !IsPlainShardName(shard)) {
+    if (value.get_string().get(shard) != simdjson::SUCCESS || shard.empty() ||
+        !IsPlainShardName(shard)) {
       return Fail(Code::kInvalidArgument,
-                  fmt::format("The index places tensor {} in {}; a shard is the name of a file in the same directory that "
+                  fmt::format("The index places tensor {} in {}; a shard is the name of a file in "
+                              "the same directory that "
                               "ends in .safetensors.",
                               Quoted(name), Quoted(simdjson::minify(value))),
                   "weight_map");
     }
     if (name.empty() || !names.insert(StripPrefix(name)).second) {
-      return Fail(Code::kInvalidArgument, fmt::format("The index names tensor {} twice.", Quoted(name)), "weight_map");
+      return Fail(Code::kInvalidArgument,
+                  fmt::format("The index names tensor {} twice.", Quoted(name)), "weight_map");
     }
     index.weight_map.emplace_back(std::string(StripPrefix(name)), std::string(shard));
   }
@@ -85,12 +94,14 @@ Result<CheckpointIndex> ParseCheckpointIndex(std::string_view json) {
     double real = 0;
     if (total.get_int64().get(size) == simdjson::SUCCESS && size >= 0) {
       index.total_size = size;
-    } else if (total.is_double() && total.get_double().get(real) == simdjson::SUCCESS && real >= 0 && real < 0x1p53 &&
+    } else if (total.is_double() && total.get_double().get(real) == simdjson::SUCCESS &&
+               real >= 0 && real < 0x1p53 &&
                real == static_cast<double>(static_cast<int64_t>(real))) {
       index.total_size = static_cast<int64_t>(real);
     } else {
       return Fail(Code::kInvalidArgument,
-                  fmt::format("metadata.total_size of the index is {}; it is a number of bytes.", simdjson::minify(total)),
+                  fmt::format("metadata.total_size of the index is {}; it is a number of bytes.",
+                              simdjson::minify(total)),
                   "metadata.total_size");
     }
   }
@@ -100,8 +111,8 @@ Result<CheckpointIndex> ParseCheckpointIndex(std::string_view json) {
 Result<TensorView> TensorEntry::View() const {
   const std::optional<DType> type = ToDType(dtype);
   if (!type || shape.size() > kMaxRank) {
-    return Fail(Code::kUnsupported, fmt::format("Tensor {} is {}, which no operation reads.", Quoted(name),
-                                                ToString(dtype, shape)));
+    return Fail(Code::kUnsupported, fmt::format("Tensor {} is {}, which no operation reads.",
+                                                Quoted(name), ToString(dtype, shape)));
   }
   const void* data = bytes.data();
   switch (shape.size()) {
@@ -121,7 +132,9 @@ Result<TensorView> TensorEntry::View() const {
 Result<Checkpoint> Checkpoint::Open(const std::string& dir) {
   std::error_code fs_error;
   if (!std::filesystem::is_directory(dir, fs_error)) {
-    return Fail(Code::kNotFound, fmt::format("The checkpoint directory {} does not exist or is not a directory.", Quoted(dir)));
+    return Fail(Code::kNotFound,
+                fmt::format("The checkpoint directory {} does not exist or is not a directory.",
+                            Quoted(dir)));
   }
   Checkpoint checkpoint;
   checkpoint.dir_ = dir;
@@ -142,7 +155,8 @@ Result<Checkpoint> Checkpoint::Open(const std::string& dir) {
     std::unordered_map<std::string_view, int32_t> shard_ids;
     for (const auto& [tensor, shard] : index.weight_map) shard_ids.emplace(shard, 0);
     for (const auto& [shard, id] : shard_ids) plans.push_back({std::string(shard)});
-    std::sort(plans.begin(), plans.end(), [](const ShardPlan& a, const ShardPlan& b) { return a.name < b.name; });
+    std::sort(plans.begin(), plans.end(),
+              [](const ShardPlan& a, const ShardPlan& b) { return a.name < b.name; });
     for (size_t i = 0; i < plans.size(); ++i) shard_ids[plans[i].name] = static_cast<int32_t>(i);
     shard_of_tensor.reserve(index.weight_map.size());
     for (const auto& [tensor, shard] : index.weight_map) {
@@ -153,8 +167,9 @@ Result<Checkpoint> Checkpoint::Open(const std::string& dir) {
   } else if (std::filesystem::exists(std::filesystem::path(dir) / kSingleName, fs_error)) {
     plans.push_back({std::string(kSingleName)});
   } else {
-    return Fail(Code::kNotFound, fmt::format("The directory {} holds neither {} nor {}: it is not a checkpoint.", Quoted(dir),
-                                             kIndexName, kSingleName));
+    return Fail(Code::kNotFound,
+                fmt::format("The directory {} holds neither {} nor {}: it is not a checkpoint.",
+                            Quoted(dir), kIndexName, kSingleName));
   }
 
   ProblemList problems;
@@ -166,9 +181,11 @@ Result<Checkpoint> Checkpoint::Open(const std::string& dir) {
     Result<MappedFile> file = MappedFile::Open((std::filesystem::path(dir) / plan.name).string());
     if (!file) {
       code = file.error().code;
-      problems.Add(file.error().code == Code::kNotFound
-                       ? fmt::format("Shard {} is missing; the index places {} tensors in it.", plan.name, plan.indexed_tensors)
-                       : fmt::format("Shard {} cannot be read. {}", plan.name, file.error().message));
+      problems.Add(
+          file.error().code == Code::kNotFound
+              ? fmt::format("Shard {} is missing; the index places {} tensors in it.", plan.name,
+                            plan.indexed_tensors)
+              : fmt::format("Shard {} cannot be read. {}", plan.name, file.error().message));
       continue;
     }
     const int64_t size = static_cast<int64_t>(file->bytes().size());
@@ -188,30 +205,37 @@ Result<Checkpoint> Checkpoint::Open(const std::string& dir) {
       tensor.shape = std::move(entry.shape);
       tensor.shard = static_cast<int32_t>(i);
       tensor.file_offset = header->data_begin + entry.begin;
-      tensor.bytes = file->bytes().subspan(static_cast<size_t>(tensor.file_offset), static_cast<size_t>(entry.end - entry.begin));
+      tensor.bytes = file->bytes().subspan(static_cast<size_t>(tensor.file_offset),
+                                           static_cast<size_t>(entry.end - entry.begin));
       checkpoint.tensors_.push_back(std::move(tensor));
     }
     checkpoint.files_.push_back(std::move(*file));
   }
 
   std::vector<TensorEntry>& tensors = checkpoint.tensors_;
-  std::sort(tensors.begin(), tensors.end(),
-            [](const TensorEntry& a, const TensorEntry& b) { return std::tie(a.name, a.shard) < std::tie(b.name, b.shard); });
-  const auto shard_name = [&](int32_t shard) { return checkpoint.shards_[static_cast<size_t>(shard)].name; };
+  std::sort(tensors.begin(), tensors.end(), [](const TensorEntry& a, const TensorEntry& b) {
+    return std::tie(a.name, a.shard) < std::tie(b.name, b.shard);
+  });
+  const auto shard_name = [&](int32_t shard) {
+    return checkpoint.shards_[static_cast<size_t>(shard)].name;
+  };
   // A shard with none of its tensors is another model's: one sentence instead of one per tensor.
   std::vector<bool> foreign(plans.size(), false);
   if (has_index) {
     std::vector<int64_t> placed_right(plans.size(), 0);
     for (const TensorEntry& tensor : tensors) {
       const auto indexed = shard_of_tensor.find(tensor.name);
-      if (indexed != shard_of_tensor.end() && indexed->second == tensor.shard) ++placed_right[static_cast<size_t>(tensor.shard)];
+      if (indexed != shard_of_tensor.end() && indexed->second == tensor.shard)
+        ++placed_right[static_cast<size_t>(tensor.shard)];
     }
     for (size_t i = 0; i < plans.size(); ++i) {
       if (!readable[i] || placed_right[i] > 0) continue;
       foreign[i] = true;
-      problems.Add(fmt::format("Shard {} does not belong to this checkpoint: it holds none of the {} tensors that the index places "
-                               "in it, but {} others.",
-                               plans[i].name, plans[i].indexed_tensors, checkpoint.shards_[i].num_tensors));
+      problems.Add(
+          fmt::format("Shard {} does not belong to this checkpoint: it holds none of the {} "
+                      "tensors that the index places "
+                      "in it, but {} others.",
+                      plans[i].name, plans[i].indexed_tensors, checkpoint.shards_[i].num_tensors));
     }
   }
   for (size_t i = 0; i < tensors.size(); ++i) {
@@ -225,8 +249,9 @@ Result<Checkpoint> Checkpoint::Open(const std::string& dir) {
     if (!has_index || foreign[static_cast<size_t>(tensor.shard)]) continue;
     const auto indexed = shard_of_tensor.find(tensor.name);
     if (indexed == shard_of_tensor.end()) {
-      problems.Add(fmt::format("Tensor {} ({}) is stored in shard {} but missing from the index.", Quoted(tensor.name),
-                               ToString(tensor.dtype, tensor.shape), shard_name(tensor.shard)));
+      problems.Add(fmt::format("Tensor {} ({}) is stored in shard {} but missing from the index.",
+                               Quoted(tensor.name), ToString(tensor.dtype, tensor.shape),
+                               shard_name(tensor.shard)));
     }
   }
   if (has_index) {
@@ -237,28 +262,32 @@ Result<Checkpoint> Checkpoint::Open(const std::string& dir) {
       // The first of equal names has the lowest shard; a second one is already reported.
       const TensorEntry* found = checkpoint.Find(name);
       if (found == nullptr) {
-        problems.Add(fmt::format("The index places tensor {} in shard {}, which does not hold it.", Quoted(name), shard));
+        problems.Add(fmt::format("The index places tensor {} in shard {}, which does not hold it.",
+                                 Quoted(name), shard));
       } else if (found->shard != expected) {
-        problems.Add(fmt::format("The index places tensor {} in shard {}, but it is stored in {}.", Quoted(name), shard,
-                                 shard_name(found->shard)));
+        problems.Add(fmt::format("The index places tensor {} in shard {}, but it is stored in {}.",
+                                 Quoted(name), shard, shard_name(found->shard)));
       }
     }
     if (problems.empty() && index.total_size && *index.total_size != checkpoint.total_bytes_) {
-      problems.Add(fmt::format("metadata.total_size of the index is {} bytes, but the shards hold {} bytes of tensors.",
-                               *index.total_size, checkpoint.total_bytes_));
+      problems.Add(fmt::format(
+          "metadata.total_size of the index is {} bytes, but the shards hold {} bytes of tensors.",
+          *index.total_size, checkpoint.total_bytes_));
     }
   }
   if (tensors.empty() && problems.empty()) problems.Add("It holds no tensors.");
   if (!problems.empty()) {
-    return problems.ToError(code, fmt::format("The checkpoint {} is not usable ({} problem{})", Quoted(dir), problems.size(),
-                                              problems.size() == 1 ? "" : "s"));
+    return problems.ToError(
+        code, fmt::format("The checkpoint {} is not usable ({} problem{})", Quoted(dir),
+                          problems.size(), problems.size() == 1 ? "" : "s"));
   }
   return checkpoint;
 }
 
 const TensorEntry* Checkpoint::Find(std::string_view name) const {
-  const auto it = std::lower_bound(tensors_.begin(), tensors_.end(), name,
-                                   [](const TensorEntry& entry, std::string_view key) { return entry.name < key; });
+  const auto it = std::lower_bound(
+      tensors_.begin(), tensors_.end(), name,
+      [](const TensorEntry& entry, std::string_view key) { return entry.name < key; });
   return it != tensors_.end() && it->name == name ? &*it : nullptr;
 }
 

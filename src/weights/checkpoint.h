@@ -1,6 +1,7 @@
-// A checkpoint directory as published: model.safetensors.index.json and its shards (or a single model.safetensors),
-// memory-mapped. Knows names, types, shapes and bytes; what they mean is src/model. Opening touches the headers only, so
-// it costs neither time nor memory in proportion to the weights.
+// A checkpoint directory as published: model.safetensors.index.json and its shards (or a single
+// model.safetensors), memory-mapped. Knows names, types, shapes and bytes; what they mean is
+// src/model. Opening touches the headers only, so it costs neither time nor memory in proportion to
+// the weights.
 #pragma once
 
 #include <cstddef>
@@ -21,8 +22,9 @@ namespace deepinfer {
 
 // model.safetensors.index.json.
 struct CheckpointIndex {
-  std::vector<std::pair<std::string, std::string>> weight_map;  // tensor name to shard file, in file order
-  std::optional<int64_t> total_size;                            // bytes of all tensors, if given
+  std::vector<std::pair<std::string, std::string>>
+      weight_map;                     // tensor name to shard file, in file order
+  std::optional<int64_t> total_size;  // bytes of all tensors, if given
 };
 
 // Refuses duplicate names, and shard names that are not plain file names ending in ".safetensors".
@@ -34,7 +36,8 @@ struct TensorEntry : StoredTensor {
   int32_t shard = 0;                 // index into Checkpoint::shards()
   int64_t file_offset = 0;           // of the first byte
 
-  // The same memory as operations take it. kUnsupported for an element type that no operation reads or rank > 4.
+  // The same memory as operations take it. kUnsupported for an element type that no operation reads
+  // or rank > 4.
   Result<TensorView> View() const;
 };
 
@@ -46,9 +49,10 @@ class Checkpoint {
     int64_t num_tensors = 0;
   };
 
-  // Maps every shard and checks the directory against itself: missing or truncated shards, tensors that the index
-  // places in a shard that lacks them, tensors that the index does not mention, tensors in two shards, a wrong
-  // total_size. All problems are in one error. One leading "model." is stripped from every name.
+  // Maps every shard and checks the directory against itself: missing or truncated shards, tensors
+  // that the index places in a shard that lacks them, tensors that the index does not mention,
+  // tensors in two shards, a wrong total_size. All problems are in one error. One leading "model."
+  // is stripped from every name.
   static Result<Checkpoint> Open(const std::string& dir);
 
   const TensorEntry* Find(std::string_view name) const;

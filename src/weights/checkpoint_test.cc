@@ -20,7 +20,9 @@ void WriteText(const std::filesystem::path& path, const std::string& text) {
 // A directory of two shards: a.safetensors with x and y, b.safetensors with z.
 class CheckpointTest : public ::testing::Test {
  protected:
-  CheckpointTest() : dir_(std::filesystem::temp_directory_path() / fmt::format("deepinfer_checkpoint_{}", ::getpid())) {
+  CheckpointTest()
+      : dir_(std::filesystem::temp_directory_path() /
+             fmt::format("deepinfer_checkpoint_{}", ::getpid())) {
     std::filesystem::create_directories(dir_);
     WriteShard("a.safetensors", {{"x", StoredDType::kBf16, {2, 4}}, {"y", StoredDType::kF32, {3}}});
     WriteShard("b.safetensors", {{"z", StoredDType::kI8, {8}}});
@@ -40,8 +42,9 @@ class CheckpointTest : public ::testing::Test {
     ASSERT_TRUE(writer->Finish());
   }
   void WriteIndex(const std::string& map, int64_t total) {
-    WriteText(dir_ / "model.safetensors.index.json",
-              fmt::format("{{\"metadata\":{{\"total_size\":{}}},\"weight_map\":{{{}}}}}", total, map));
+    WriteText(
+        dir_ / "model.safetensors.index.json",
+        fmt::format("{{\"metadata\":{{\"total_size\":{}}},\"weight_map\":{{{}}}}}", total, map));
   }
   std::string Error() const {
     const Result<Checkpoint> checkpoint = Checkpoint::Open(dir_.string());
@@ -90,24 +93,36 @@ TEST_F(CheckpointTest, AMissingShardAndATruncatedOneAreBothReported) {
   std::filesystem::remove(dir_ / "b.safetensors");
   const auto size = std::filesystem::file_size(dir_ / "a.safetensors");
   std::filesystem::resize_file(dir_ / "a.safetensors", size - 5);
-  EXPECT_THAT(Error(), AllOf(HasSubstr("2 problems"), HasSubstr("Shard b.safetensors is missing; the index places 1 tensors"),
-                             HasSubstr("Shard a.safetensors: The file is truncated: its header describes 28 bytes"),
-                             HasSubstr(fmt::format("has only {} bytes", size - 5))));
+  EXPECT_THAT(
+      Error(),
+      AllOf(HasSubstr("2 problems"),
+            HasSubstr("Shard b.safetensors is missing; the index places 1 tensors"),
+            HasSubstr("Shard a.safetensors: The file is truncated: its header describes 28 bytes"),
+            HasSubstr(fmt::format("has only {} bytes", size - 5))));
 }
 
 TEST_F(CheckpointTest, IndexAndShardsMustAgree) {
-  WriteIndex(R"("x":"a.safetensors","y":"b.safetensors","z":"b.safetensors","w":"a.safetensors")", 36);
-  EXPECT_THAT(Error(), AllOf(HasSubstr("2 problems"), HasSubstr("places tensor 'y' in shard b.safetensors, but it is stored in a.safetensors"),
-                             HasSubstr("places tensor 'w' in shard a.safetensors, which does not hold it")));
+  WriteIndex(R"("x":"a.safetensors","y":"b.safetensors","z":"b.safetensors","w":"a.safetensors")",
+             36);
+  EXPECT_THAT(
+      Error(),
+      AllOf(
+          HasSubstr("2 problems"),
+          HasSubstr("places tensor 'y' in shard b.safetensors, but it is stored in a.safetensors"),
+          HasSubstr("places tensor 'w' in shard a.safetensors, which does not hold it")));
   WriteIndex(R"("x":"a.safetensors","z":"b.safetensors")", 36);
-  EXPECT_THAT(Error(), HasSubstr("Tensor 'y' (F32 [3]) is stored in shard a.safetensors but missing from the index"));
+  EXPECT_THAT(
+      Error(),
+      HasSubstr(
+          "Tensor 'y' (F32 [3]) is stored in shard a.safetensors but missing from the index"));
   WriteIndex(R"("x":"a.safetensors","y":"a.safetensors","z":"b.safetensors")", 35);
   EXPECT_THAT(Error(), HasSubstr("total_size of the index is 35 bytes, but the shards hold 36"));
 }
 
 TEST_F(CheckpointTest, ATensorInTwoShardsIsReported) {
   WriteShard("b.safetensors", {{"z", StoredDType::kI8, {8}}, {"x", StoredDType::kI8, {8}}});
-  EXPECT_THAT(Error(), HasSubstr("Tensor 'x' is stored twice, in a.safetensors and in b.safetensors"));
+  EXPECT_THAT(Error(),
+              HasSubstr("Tensor 'x' is stored twice, in a.safetensors and in b.safetensors"));
   WriteShard("b.safetensors", {{"z", StoredDType::kI8, {8}}, {"model.z", StoredDType::kI8, {8}}});
   EXPECT_THAT(Error(), HasSubstr("Tensor 'z' is stored twice"));
 }
@@ -133,14 +148,19 @@ TEST(CheckpointIndex, MalformedIndexesAreRefused) {
   EXPECT_THAT(error(R"({"weight_map":[]})"), HasSubstr("no object 'weight_map'"));
   EXPECT_THAT(error(R"({"weight_map":{"a":1}})"), HasSubstr("tensor 'a' in '1'"));
   EXPECT_THAT(error(R"({"weight_map":{"a":""}})"), HasSubstr("tensor 'a'"));
-  EXPECT_THAT(error(R"({"weight_map":{"a":"../b.safetensors"}})"), HasSubstr("a file in the same directory"));
-  EXPECT_THAT(error(R"({"weight_map":{"a":"/etc/b.safetensors"}})"), HasSubstr("a file in the same directory"));
+  EXPECT_THAT(error(R"({"weight_map":{"a":"../b.safetensors"}})"),
+              HasSubstr("a file in the same directory"));
+  EXPECT_THAT(error(R"({"weight_map":{"a":"/etc/b.safetensors"}})"),
+              HasSubstr("a file in the same directory"));
   EXPECT_THAT(error(R"({"weight_map":{"a":"b.bin"}})"), HasSubstr("a file in the same directory"));
-  EXPECT_THAT(error(R"({"weight_map":{"a":"b.safetensors","a":"c.safetensors"}})"), HasSubstr("twice"));
-  EXPECT_THAT(error(R"({"weight_map":{"a":"b.safetensors","model.a":"c.safetensors"}})"), HasSubstr("twice"));
+  EXPECT_THAT(error(R"({"weight_map":{"a":"b.safetensors","a":"c.safetensors"}})"),
+              HasSubstr("twice"));
+  EXPECT_THAT(error(R"({"weight_map":{"a":"b.safetensors","model.a":"c.safetensors"}})"),
+              HasSubstr("twice"));
   EXPECT_THAT(error(R"({"weight_map":{},"metadata":{"total_size":-1}})"), HasSubstr("total_size"));
   EXPECT_THAT(error(R"({"weight_map":{},"metadata":{"total_size":"9"}})"), HasSubstr("total_size"));
-  EXPECT_EQ(*ParseCheckpointIndex(R"({"weight_map":{},"metadata":{"total_size":9.0}})")->total_size, 9);
+  EXPECT_EQ(*ParseCheckpointIndex(R"({"weight_map":{},"metadata":{"total_size":9.0}})")->total_size,
+            9);
   EXPECT_FALSE(ParseCheckpointIndex(R"({"weight_map":{}})")->total_size.has_value());
 }
 

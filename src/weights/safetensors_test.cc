@@ -25,7 +25,8 @@ std::string Image(const std::string& json, size_t data_bytes) {
 }
 
 Result<SafetensorsHeader> Parse(const std::string& image) {
-  return ParseSafetensorsHeader(std::as_bytes(std::span(image)), static_cast<int64_t>(image.size()));
+  return ParseSafetensorsHeader(std::as_bytes(std::span(image)),
+                                static_cast<int64_t>(image.size()));
 }
 
 std::string ErrorOf(const std::string& json, size_t data_bytes) {
@@ -34,10 +35,10 @@ std::string ErrorOf(const std::string& json, size_t data_bytes) {
 }
 
 TEST(SafetensorsHeader, ReadsTensorsInFileOrderWithMetadata) {
-  const Result<SafetensorsHeader> header =
-      Parse(Image(R"({"b":{"dtype":"BF16","shape":[2,3],"data_offsets":[4,16]},"__metadata__":{"format":"pt"},)"
-                  R"("a":{"dtype":"F32","shape":[],"data_offsets":[0,4]}, "empty":{"dtype":"U8","shape":[0,7],"data_offsets":[4,4]}}    )",
-                  16));
+  const Result<SafetensorsHeader> header = Parse(Image(
+      R"({"b":{"dtype":"BF16","shape":[2,3],"data_offsets":[4,16]},"__metadata__":{"format":"pt"},)"
+      R"("a":{"dtype":"F32","shape":[],"data_offsets":[0,4]}, "empty":{"dtype":"U8","shape":[0,7],"data_offsets":[4,4]}}    )",
+      16));
   ASSERT_TRUE(header) << header.error().message;
   ASSERT_EQ(header->entries.size(), 3u);
   EXPECT_EQ(header->entries[0].name, "a");
@@ -57,46 +58,59 @@ TEST(SafetensorsHeader, EveryViolationHasASentenceOfItsOwn) {
   };
   const Case cases[] = {
       {R"({"a":{"dtype":"X9","shape":[1],"data_offsets":[0,4]}})", 4, "dtype 'X9'"},
-      {R"({"a":{"dtype":7,"shape":[1],"data_offsets":[0,4]}})", 4, "dtype of tensor 'a' is not a string"},
+      {R"({"a":{"dtype":7,"shape":[1],"data_offsets":[0,4]}})", 4,
+       "dtype of tensor 'a' is not a string"},
       {R"({"a":{"dtype":"F32","shape":[-1],"data_offsets":[0,4]}})", 4, "has the entry -1"},
       {R"({"a":{"dtype":"F32","shape":[1.5],"data_offsets":[0,4]}})", 4, "has the entry 1.5"},
       {R"({"a":{"dtype":"F32","shape":"x","data_offsets":[0,4]}})", 4, "is not a list"},
-      {R"({"a":{"dtype":"F32","shape":[4294967296,4294967296],"data_offsets":[0,4]}})", 4, "overflows"},
-      {R"({"a":{"dtype":"F64","shape":[2305843009213693952],"data_offsets":[0,4]}})", 4, "overflows"},
-      {R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[4,0]}})", 4, "two integers 0 <= begin <= end"},
+      {R"({"a":{"dtype":"F32","shape":[4294967296,4294967296],"data_offsets":[0,4]}})", 4,
+       "overflows"},
+      {R"({"a":{"dtype":"F64","shape":[2305843009213693952],"data_offsets":[0,4]}})", 4,
+       "overflows"},
+      {R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[4,0]}})", 4,
+       "two integers 0 <= begin <= end"},
       {R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[0]}})", 4, "two integers"},
       {R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[-4,0]}})", 4, "two integers"},
       {R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4,4]}})", 4, "two integers"},
-      {R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,4]}})", 4, "i.e. 8 bytes, but its data_offsets [0, 4) span 4"},
+      {R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,4]}})", 4,
+       "i.e. 8 bytes, but its data_offsets [0, 4) span 4"},
       {R"({"a":{"dtype":"F32","shape":[1]}})", 4, "lacks data_offsets"},
-      {R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4],"x":1}})", 4, "unknown or repeated key 'x'"},
-      {R"({"a":{"dtype":"F32","dtype":"F32","shape":[1],"data_offsets":[0,4]}})", 4, "repeated key 'dtype'"},
+      {R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4],"x":1}})", 4,
+       "unknown or repeated key 'x'"},
+      {R"({"a":{"dtype":"F32","dtype":"F32","shape":[1],"data_offsets":[0,4]}})", 4,
+       "repeated key 'dtype'"},
       {R"({"a":3})", 0, "not a JSON object"},
-      {R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"a":{"dtype":"U8","shape":[1],"data_offsets":[1,2]}})", 2,
-       "'a' occurs twice"},
-      {R"({"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2]},"b":{"dtype":"U8","shape":[2],"data_offsets":[1,3]}})", 3,
-       "overlap"},
-      {R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"b":{"dtype":"U8","shape":[1],"data_offsets":[2,3]}})", 3,
-       "belong to no tensor"},
-      {R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}})", 3, "2 bytes after its last tensor"},
-      {R"({"a":{"dtype":"U8","shape":[9],"data_offsets":[0,9]}})", 3, "truncated: its header describes 9 bytes"},
-      {R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"b":{"dtype":"F32","shape":[1],"data_offsets":[1,5]}})", 5,
-       "not a multiple of its element size 4"},
+      {R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"a":{"dtype":"U8","shape":[1],"data_offsets":[1,2]}})",
+       2, "'a' occurs twice"},
+      {R"({"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2]},"b":{"dtype":"U8","shape":[2],"data_offsets":[1,3]}})",
+       3, "overlap"},
+      {R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"b":{"dtype":"U8","shape":[1],"data_offsets":[2,3]}})",
+       3, "belong to no tensor"},
+      {R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}})", 3,
+       "2 bytes after its last tensor"},
+      {R"({"a":{"dtype":"U8","shape":[9],"data_offsets":[0,9]}})", 3,
+       "truncated: its header describes 9 bytes"},
+      {R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"b":{"dtype":"F32","shape":[1],"data_offsets":[1,5]}})",
+       5, "not a multiple of its element size 4"},
       {R"({"__metadata__":{"a":1}})", 0, "not a string"},
       {R"({"__metadata__":[]})", 0, "not a JSON object"},
       {R"({"a":)", 0, "not valid JSON"},
       {R"([1, 2])", 0, "does not start with '{'"},
       {"{\"\xff\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0,1]}}", 1, "not valid JSON"},
   };
-  for (const Case& c : cases) EXPECT_THAT(ErrorOf(c.json, c.data_bytes), HasSubstr(c.message)) << c.json;
+  for (const Case& c : cases)
+    EXPECT_THAT(ErrorOf(c.json, c.data_bytes), HasSubstr(c.message)) << c.json;
 }
 
 TEST(SafetensorsHeader, BrokenLengthsAreRefused) {
   EXPECT_THAT(Parse("").error().message, HasSubstr("has 0 bytes"));
   EXPECT_THAT(Parse("1234567").error().message, HasSubstr("has 7 bytes"));
-  EXPECT_THAT(Parse(std::string(8, '\xff')).error().message, HasSubstr("header length is 18446744073709551615"));
-  EXPECT_THAT(Parse(std::string("\x20\0\0\0\0\0\0\0{}", 10)).error().message, HasSubstr("header needs 40 bytes, the file has 10"));
-  EXPECT_THAT(Parse("version https://git-lfs.github.com/spec/v1\noid sha256:00\n").error().message, HasSubstr("Git LFS pointer"));
+  EXPECT_THAT(Parse(std::string(8, '\xff')).error().message,
+              HasSubstr("header length is 18446744073709551615"));
+  EXPECT_THAT(Parse(std::string("\x20\0\0\0\0\0\0\0{}", 10)).error().message,
+              HasSubstr("header needs 40 bytes, the file has 10"));
+  EXPECT_THAT(Parse("version https://git-lfs.github.com/spec/v1\noid sha256:00\n").error().message,
+              HasSubstr("Git LFS pointer"));
 }
 
 TEST(SafetensorsHeader, EveryTruncationOfAFileIsAnError) {
@@ -127,12 +141,13 @@ RC_GTEST_PROP(SafetensorsHeader, BuiltHeadersParseBack, ()) {
   RC_ASSERT(built->size() % 8 == 0u);
   int64_t bytes = 0;
   for (const StoredTensor& tensor : tensors) bytes += StoredBytes(tensor);
-  const Result<SafetensorsHeader> header =
-      ParseSafetensorsHeader(std::as_bytes(std::span(*built)), static_cast<int64_t>(built->size()) + bytes);
+  const Result<SafetensorsHeader> header = ParseSafetensorsHeader(
+      std::as_bytes(std::span(*built)), static_cast<int64_t>(built->size()) + bytes);
   RC_ASSERT(header.has_value());
   RC_ASSERT(header->entries.size() == tensors.size());
   for (const StoredTensor& tensor : tensors) {
-    const auto it = std::find_if(header->entries.begin(), header->entries.end(), [&](const auto& e) { return e.name == tensor.name; });
+    const auto it = std::find_if(header->entries.begin(), header->entries.end(),
+                                 [&](const auto& e) { return e.name == tensor.name; });
     RC_ASSERT(it != header->entries.end());
     RC_ASSERT(it->dtype == tensor.dtype);
     RC_ASSERT(it->shape == tensor.shape);
@@ -140,8 +155,11 @@ RC_GTEST_PROP(SafetensorsHeader, BuiltHeadersParseBack, ()) {
 }
 
 TEST(SafetensorsHeader, UnwritableTensorsAreRefused) {
-  const auto error = [](std::vector<StoredTensor> tensors) { return BuildSafetensorsHeader(tensors).error().message; };
-  EXPECT_THAT(error({{"a", StoredDType::kU8, {1}}, {"a", StoredDType::kU8, {1}}}), HasSubstr("twice"));
+  const auto error = [](std::vector<StoredTensor> tensors) {
+    return BuildSafetensorsHeader(tensors).error().message;
+  };
+  EXPECT_THAT(error({{"a", StoredDType::kU8, {1}}, {"a", StoredDType::kU8, {1}}}),
+              HasSubstr("twice"));
   EXPECT_THAT(error({{"__metadata__", StoredDType::kU8, {1}}}), HasSubstr("cannot be the name"));
   EXPECT_THAT(error({{"", StoredDType::kU8, {1}}}), HasSubstr("cannot be the name"));
   EXPECT_THAT(error({{"\xff", StoredDType::kU8, {1}}}), HasSubstr("UTF-8"));
@@ -151,7 +169,9 @@ TEST(SafetensorsHeader, UnwritableTensorsAreRefused) {
 
 class SafetensorsWriterTest : public ::testing::Test {
  protected:
-  SafetensorsWriterTest() : dir_(std::filesystem::temp_directory_path() / fmt::format("deepinfer_writer_{}", ::getpid())) {
+  SafetensorsWriterTest()
+      : dir_(std::filesystem::temp_directory_path() /
+             fmt::format("deepinfer_writer_{}", ::getpid())) {
     std::filesystem::create_directories(dir_);
   }
   ~SafetensorsWriterTest() override {
@@ -175,7 +195,9 @@ TEST_F(SafetensorsWriterTest, WrittenBytesAreReadBack) {
   const Result<SafetensorsHeader> header =
       ParseSafetensorsHeader(file->bytes(), static_cast<int64_t>(file->bytes().size()));
   ASSERT_TRUE(header) << header.error().message;
-  EXPECT_EQ(static_cast<int>(file->bytes()[static_cast<size_t>(header->data_begin + header->entries[1].begin)]), 4);
+  EXPECT_EQ(static_cast<int>(
+                file->bytes()[static_cast<size_t>(header->data_begin + header->entries[1].begin)]),
+            4);
   EXPECT_FALSE(std::filesystem::exists(path + ".partial"));
 }
 
@@ -216,7 +238,8 @@ TEST_F(SafetensorsWriterTest, AFullDiskIsAnErrorThatNamesTheFile) {
 
 TEST_F(SafetensorsWriterTest, AnUnwritableDirectoryIsAnError) {
   const StoredTensor tensors[] = {{"x", StoredDType::kU8, {3}}};
-  EXPECT_THAT(SafetensorsWriter::Create("/no/such/dir/x.safetensors", tensors).error().message, HasSubstr("Cannot create"));
+  EXPECT_THAT(SafetensorsWriter::Create("/no/such/dir/x.safetensors", tensors).error().message,
+              HasSubstr("Cannot create"));
 }
 
 }  // namespace

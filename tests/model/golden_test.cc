@@ -1,5 +1,6 @@
-// The forward pass against the recorded answers of the reference implementation, by the rule of their README: pooled over all recorded
-// rows, no figure worse than four times that of an independent implementation with sums in double.
+// The forward pass against the recorded answers of the reference implementation, by the rule of
+// their README: pooled over all recorded rows, no figure worse than four times that of an
+// independent implementation with sums in double.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -31,7 +32,8 @@ std::string CaseName(const ::testing::TestParamInfo<GoldenCase>& info) {
 
 std::string FolderOf(const GoldenCase& c) {
   for (const char* root : {DI_TEST_DATA_DIR "/model/", DI_SHARED_DIR "/golden/model/"}) {
-    if (std::filesystem::exists(std::string(root) + c.folder + "/floor.json")) return std::string(root) + c.folder;
+    if (std::filesystem::exists(std::string(root) + c.folder + "/floor.json"))
+      return std::string(root) + c.folder;
   }
   return {};
 }
@@ -41,12 +43,14 @@ class GoldenModelTest : public ::testing::TestWithParam<GoldenCase> {};
 TEST_P(GoldenModelTest, LogitsAgreeWithTheRecordedOnes) {
   const GoldenCase& c = GetParam();
   const std::string folder = FolderOf(c);
-  if (folder.empty()) GTEST_SKIP() << "the recordings of '" << c.folder << "' are not on this machine";
+  if (folder.empty())
+    GTEST_SKIP() << "the recordings of '" << c.folder << "' are not on this machine";
   auto golden = GoldenModel::Open(folder, c.profile);
   ASSERT_TRUE(golden.has_value()) << golden.error().message;
   ExecutorOptions options;
   options.model_dir = folder + "/checkpoint";
-  options.numerics = std::string(c.profile) == "reference" ? Numerics::kReference : Numerics::kProduction;
+  options.numerics =
+      std::string(c.profile) == "reference" ? Numerics::kReference : Numerics::kProduction;
   options.max_sequences = 16;
   options.use_reference_ops = c.reference_ops;
   auto executor = Executor::Create(options);
@@ -62,11 +66,13 @@ TEST_P(GoldenModelTest, LogitsAgreeWithTheRecordedOnes) {
     ASSERT_TRUE(sequence.has_value());
     const auto total = static_cast<int64_t>(recorded.token_ids.size());
     const int64_t rows = golden->Find(recorded.id + "/lse")->rows();
-    const std::vector<int64_t> chunks = c.recorded_chunks ? recorded.chunks : std::vector<int64_t>{total};
+    const std::vector<int64_t> chunks =
+        c.recorded_chunks ? recorded.chunks : std::vector<int64_t>{total};
     int64_t done = 0;
     for (int64_t size : chunks) {
       LayerTrace trace;
-      const std::span<const int32_t> ids(recorded.token_ids.data() + done, static_cast<size_t>(size));
+      const std::span<const int32_t> ids(recorded.token_ids.data() + done,
+                                         static_cast<size_t>(size));
       const Executor::Chunk chunk{.sequence = &*sequence, .token_ids = ids, .num_logit_rows = size};
       auto logits = (*executor)->Step({&chunk, 1}, &trace);
       ASSERT_TRUE(logits.has_value()) << logits.error().message;
@@ -74,7 +80,8 @@ TEST_P(GoldenModelTest, LogitsAgreeWithTheRecordedOnes) {
         const int64_t recorded_row = done + r - (total - rows);
         if (recorded_row < 0) continue;
         bool miss = false;
-        kl.push_back(golden->RowDivergence(recorded.id, recorded_row, logits->Row<float>(r), vocab, &miss));
+        kl.push_back(
+            golden->RowDivergence(recorded.id, recorded_row, logits->Row<float>(r), vocab, &miss));
         misses += miss ? 1 : 0;
         const TensorView experts = *golden->Find(recorded.id + "/experts");
         const int64_t k = experts.dim(2);
@@ -92,7 +99,8 @@ TEST_P(GoldenModelTest, LogitsAgreeWithTheRecordedOnes) {
         for (int64_t i = 0; i < sel_rows.rows(); ++i) {
           if (sel_rows.Row<int32_t>(i)[0] != recorded_row) continue;
           for (int64_t layer : (*executor)->config().index_source_layer_ids) {
-            const TensorView selected = *golden->Find(recorded.id + "/selected." + std::to_string(layer));
+            const TensorView selected =
+                *golden->Find(recorded.id + "/selected." + std::to_string(layer));
             const int64_t topk = selected.dim(1);
             const int32_t* ours = trace.selected[static_cast<size_t>(layer)].data() + r * topk;
             for (int64_t j = 0; j < topk; ++j) {
@@ -109,11 +117,15 @@ TEST_P(GoldenModelTest, LogitsAgreeWithTheRecordedOnes) {
   }
   const Divergence ours = testing_support::Summarise(kl, misses);
   const Divergence& exact = golden->floor("exact");
-  std::printf("%s: rows %ld kl_med %.3g (floor %.3g) mean %.3g (%.3g) p90 %.3g (%.3g) beyond %.4f (%.4f) miss %.4f (%.4f) experts %.4f selection %.4f\n",
-              CaseName({c, 0}).c_str(), static_cast<long>(ours.rows), ours.kl_med, exact.kl_med, ours.kl_mean, exact.kl_mean,
-              ours.kl_p90, exact.kl_p90, ours.beyond_1e3, exact.beyond_1e3, ours.argmax_miss, exact.argmax_miss,
-              static_cast<double>(expert_equal) / static_cast<double>(expert_rows),
-              static_cast<double>(selected_common) / static_cast<double>(std::max<int64_t>(1, selected_entries)));
+  std::printf(
+      "%s: rows %ld kl_med %.3g (floor %.3g) mean %.3g (%.3g) p90 %.3g (%.3g) beyond %.4f (%.4f) "
+      "miss %.4f (%.4f) experts %.4f selection %.4f\n",
+      CaseName({c, 0}).c_str(), static_cast<long>(ours.rows), ours.kl_med, exact.kl_med,
+      ours.kl_mean, exact.kl_mean, ours.kl_p90, exact.kl_p90, ours.beyond_1e3, exact.beyond_1e3,
+      ours.argmax_miss, exact.argmax_miss,
+      static_cast<double>(expert_equal) / static_cast<double>(expert_rows),
+      static_cast<double>(selected_common) /
+          static_cast<double>(std::max<int64_t>(1, selected_entries)));
   EXPECT_EQ(ours.rows, exact.rows);
   EXPECT_LE(ours.kl_med, 4 * exact.kl_med);
   EXPECT_LE(ours.kl_mean, 4 * exact.kl_mean);

@@ -16,12 +16,14 @@ Result<GoldenModel> GoldenModel::Open(const std::string& dir, const std::string&
     golden.sequences_.push_back({json.at("id"), json.at("token_ids"), json.at("chunks")});
   }
   DI_ASSIGN_OR_RETURN(MappedFile file, MappedFile::Open(dir + "/" + profile + ".safetensors"));
-  DI_ASSIGN_OR_RETURN(golden.header_, ParseSafetensorsHeader(file.bytes(), static_cast<int64_t>(file.bytes().size())));
+  DI_ASSIGN_OR_RETURN(golden.header_, ParseSafetensorsHeader(
+                                          file.bytes(), static_cast<int64_t>(file.bytes().size())));
   golden.file_.push_back(std::move(file));
   const auto floor = nlohmann::json::parse(std::ifstream(dir + "/floor.json")).at(profile);
   for (const auto& [run, value] : floor.items()) {
-    golden.floors_.emplace_back(run, Divergence{value.at("rows"), value.at("kl_med"), value.at("kl_mean"), value.at("kl_p90"),
-                                                value.at("beyond_1e-3"), value.at("argmax_miss")});
+    golden.floors_.emplace_back(
+        run, Divergence{value.at("rows"), value.at("kl_med"), value.at("kl_mean"),
+                        value.at("kl_p90"), value.at("beyond_1e-3"), value.at("argmax_miss")});
   }
   return golden;
 }
@@ -52,8 +54,8 @@ const Divergence& GoldenModel::floor(const std::string& run) const {
   CheckFailed(__FILE__, __LINE__, "floor.json holds the run", run);
 }
 
-double GoldenModel::RowDivergence(const std::string& id, int64_t row, const float* logits, int64_t vocab,
-                                  bool* argmax_miss) const {
+double GoldenModel::RowDivergence(const std::string& id, int64_t row, const float* logits,
+                                  int64_t vocab, bool* argmax_miss) const {
   const TensorView top_id = *Find(id + "/top_id");
   const TensorView top_logit = *Find(id + "/top_logit");
   const double recorded_lse = Find(id + "/lse")->Row<float>(row)[0];

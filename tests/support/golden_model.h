@@ -1,4 +1,5 @@
-// Reading the recorded answers of the reference implementation (tests/data/model/README.md) and judging logits against them.
+// Reading the recorded answers of the reference implementation (tests/data/model/README.md) and
+// judging logits against them.
 #pragma once
 
 #include <cstdint>
@@ -41,8 +42,10 @@ class GoldenModel {
   // Floor figures of floor.json: `run` is "exact" or "noise1" ... "noise3".
   const Divergence& floor(const std::string& run) const;
 
-  // KL(recorded || ours) of row `row` of the recorded rows of sequence `id`, and whether the arg-max differs. `logits` has vocab entries.
-  double RowDivergence(const std::string& id, int64_t row, const float* logits, int64_t vocab, bool* argmax_miss) const;
+  // KL(recorded || ours) of row `row` of the recorded rows of sequence `id`, and whether the
+  // arg-max differs. `logits` has vocab entries.
+  double RowDivergence(const std::string& id, int64_t row, const float* logits, int64_t vocab,
+                       bool* argmax_miss) const;
 
  private:
   std::vector<RecordedSequence> sequences_;

@@ -25,10 +25,8 @@ struct OpEntry {
   Status (*bench)(OpsBench&);
 };
 constexpr OpEntry kOps[] = {
-    {"linear", &BenchLinear},
-    {"sparse_attention", &BenchSparseAttention},
-    {"indexer", &BenchIndexer},
-    {"hyper_connection", &BenchHyperConnection},
+    {"linear", &BenchLinear},   {"sparse_attention", &BenchSparseAttention},
+    {"indexer", &BenchIndexer}, {"hyper_connection", &BenchHyperConnection},
     {"rows", &BenchRowOps},
 };
 

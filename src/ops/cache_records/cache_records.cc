@@ -13,7 +13,8 @@ namespace deepinfer {
 namespace {
 
 // Loads a bf16 vector, rotates its last channels and rounds them back to bf16, as fp32 values.
-void LoadRotated(const Bf16* values, int64_t channels, const float* table, int64_t pairs, float* out) {
+void LoadRotated(const Bf16* values, int64_t channels, const float* table, int64_t pairs,
+                 float* out) {
   LoadBf16(values, channels, out);
   float* rotated = out + channels - 2 * pairs;
   RotatePairs(rotated, table, pairs);
@@ -26,8 +27,10 @@ Status WindowRecords(const WindowRecordsArgs& args, Stream& stream) {
   DI_RETURN_IF_ERROR(ExpectTensor(args.kv, DType::kBf16, {-1, -1}, "WindowRecords", "kv"));
   const int64_t rows = args.kv.rows();
   const int64_t channels = args.kv.dim(1);
-  DI_RETURN_IF_ERROR(ExpectTensor(args.table, DType::kF32, {rows, -1, 2}, "WindowRecords", "table"));
-  DI_RETURN_IF_ERROR(ExpectTensor(args.records, DType::kU8, {rows, Q8RecordBytes(channels)}, "WindowRecords", "records"));
+  DI_RETURN_IF_ERROR(
+      ExpectTensor(args.table, DType::kF32, {rows, -1, 2}, "WindowRecords", "table"));
+  DI_RETURN_IF_ERROR(ExpectTensor(args.records, DType::kU8, {rows, Q8RecordBytes(channels)},
+                                  "WindowRecords", "records"));
   const int64_t pairs = args.table.dim(1);
   stream.pool().ParallelFor(rows, [&](int64_t begin, int64_t end, int) {
     std::vector<float> x(static_cast<size_t>(channels));
@@ -42,7 +45,8 @@ Status WindowRecords(const WindowRecordsArgs& args, Stream& stream) {
 Status WriteWindowRing(const WriteWindowRingArgs& args, Stream& stream) {
   const int64_t record_bytes = args.rings.dim(2);
   const int64_t ring_rows = args.rings.dim(1);
-  DI_RETURN_IF_ERROR(ExpectTensor(args.records, DType::kU8, {args.layout.num_rows(), record_bytes}, "WriteWindowRing", "records"));
+  DI_RETURN_IF_ERROR(ExpectTensor(args.records, DType::kU8, {args.layout.num_rows(), record_bytes},
+                                  "WriteWindowRing", "records"));
   const int32_t* positions = args.layout.positions.Row<int32_t>(0);
   const int32_t* start = args.layout.sequence_start.Row<int32_t>(0);
   const int32_t* slots = args.layout.sequence_slot.Row<int32_t>(0);
@@ -52,7 +56,8 @@ Status WriteWindowRing(const WriteWindowRingArgs& args, Stream& stream) {
         for (int64_t s = begin; s < end; ++s) {
           const int64_t first = std::max<int64_t>(start[s], start[s + 1] - ring_rows);
           for (int64_t r = first; r < start[s + 1]; ++r) {
-            uint8_t* target = args.rings.Row<uint8_t>(slots[s]) + (positions[r] % ring_rows) * record_bytes;
+            uint8_t* target =
+                args.rings.Row<uint8_t>(slots[s]) + (positions[r] % ring_rows) * record_bytes;
             std::memcpy(target, args.records.Row<uint8_t>(r), static_cast<size_t>(record_bytes));
           }
         }
@@ -62,12 +67,15 @@ Status WriteWindowRing(const WriteWindowRingArgs& args, Stream& stream) {
 }
 
 Status WriteEntries(const WriteEntriesArgs& args, Stream& stream) {
-  DI_RETURN_IF_ERROR(ExpectTensor(args.values, DType::kBf16, {args.entries.count(), -1}, "WriteEntries", "values"));
+  DI_RETURN_IF_ERROR(ExpectTensor(args.values, DType::kBf16, {args.entries.count(), -1},
+                                  "WriteEntries", "values"));
   const int64_t channels = args.values.dim(1);
-  DI_RETURN_IF_ERROR(ExpectTensor(args.table, DType::kF32, {args.entries.count(), -1, 2}, "WriteEntries", "table"));
+  DI_RETURN_IF_ERROR(ExpectTensor(args.table, DType::kF32, {args.entries.count(), -1, 2},
+                                  "WriteEntries", "table"));
   const int64_t record_bytes =
       args.kind == EntryRecord::kCompressedKv ? Q4ERecordBytes(channels) : Q4PRecordBytes(channels);
-  DI_RETURN_IF_ERROR(ExpectTensor(args.blocks, DType::kU8, {-1, -1, record_bytes}, "WriteEntries", "blocks"));
+  DI_RETURN_IF_ERROR(
+      ExpectTensor(args.blocks, DType::kU8, {-1, -1, record_bytes}, "WriteEntries", "blocks"));
   const int64_t entries_per_block = args.blocks.dim(1);
   const int64_t pairs = args.table.dim(1);
   const int32_t* sequence = args.entries.sequence.Row<int32_t>(0);
@@ -76,8 +84,10 @@ Status WriteEntries(const WriteEntriesArgs& args, Stream& stream) {
     std::vector<float> x(static_cast<size_t>(channels));
     for (int64_t e = begin; e < end; ++e) {
       LoadRotated(args.values.Row<Bf16>(e), channels, args.table.Row<float>(e), pairs, x.data());
-      const int32_t block = args.layout.block_table.Row<int32_t>(sequence[e])[index[e] / entries_per_block];
-      uint8_t* record = args.blocks.Row<uint8_t>(block) + (index[e] % entries_per_block) * record_bytes;
+      const int32_t block =
+          args.layout.block_table.Row<int32_t>(sequence[e])[index[e] / entries_per_block];
+      uint8_t* record =
+          args.blocks.Row<uint8_t>(block) + (index[e] % entries_per_block) * record_bytes;
       if (args.kind == EntryRecord::kCompressedKv) {
         EncodeQ4ERecord(x.data(), channels, args.numerics, record);
       } else {

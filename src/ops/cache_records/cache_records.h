@@ -1,5 +1,6 @@
-// Writing the attention caches: rotation, quantisation and placement of window keys, compressed keys and index keys (model
-// description, sections 7.2, 8, 9.1 and 16). Record formats: ops/quantize/group_quantize.h.
+// Writing the attention caches: rotation, quantisation and placement of window keys, compressed
+// keys and index keys (model description, sections 7.2, 8, 9.1 and 16). Record formats:
+// ops/quantize/group_quantize.h.
 #pragma once
 
 #include "base/error.h"
@@ -10,8 +11,9 @@
 
 namespace deepinfer {
 
-// records[t] = Q8(RoPE(kv[t])) of the step's own rows. They reach the ring only after attention (WriteWindowRing), so that a long
-// chunk cannot overwrite rows that its own first tokens still need.
+// records[t] = Q8(RoPE(kv[t])) of the step's own rows. They reach the ring only after attention
+// (WriteWindowRing), so that a long chunk cannot overwrite rows that its own first tokens still
+// need.
 struct WindowRecordsArgs {
   TensorView kv;       // [rows, head_dim] bf16, after kv_norm
   TensorView table;    // [rows, pairs, 2] f32
@@ -23,20 +25,20 @@ Status WindowRecords(const WindowRecordsArgs& args, Stream& stream);
 struct WriteWindowRingArgs {
   TensorView records;  // [rows, record bytes] U8
   BatchLayout layout;
-  TensorView rings;    // [slots, ring rows, record bytes] U8
+  TensorView rings;  // [slots, ring rows, record bytes] U8
 };
 Status WriteWindowRing(const WriteWindowRingArgs& args, Stream& stream);
 
-// Places one record per completed entry: Q4E(RoPE(c)) for compressed keys, Q4P(RoPE(k)) for index keys, at the entry's position
-// in the sequence's cache blocks.
+// Places one record per completed entry: Q4E(RoPE(c)) for compressed keys, Q4P(RoPE(k)) for index
+// keys, at the entry's position in the sequence's cache blocks.
 enum class EntryRecord : uint8_t { kCompressedKv, kIndexKey };
 struct WriteEntriesArgs {
   EntryRecord kind = EntryRecord::kCompressedKv;
-  TensorView values;   // [entries, channels] bf16, after the norm
-  TensorView table;    // [entries, pairs, 2] f32 at position j * ratio
+  TensorView values;  // [entries, channels] bf16, after the norm
+  TensorView table;   // [entries, pairs, 2] f32 at position j * ratio
   CompressedEntries entries;
   BatchLayout layout;
-  TensorView blocks;   // [blocks, entries per block, record bytes] U8
+  TensorView blocks;  // [blocks, entries per block, record bytes] U8
   Numerics numerics = Numerics::kProduction;
 };
 Status WriteEntries(const WriteEntriesArgs& args, Stream& stream);

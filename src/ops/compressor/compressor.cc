@@ -10,11 +10,15 @@
 namespace deepinfer {
 
 Status CompressPairs(const CompressPairsArgs& args, Stream& stream) {
-  DI_RETURN_IF_ERROR(ExpectTensor(args.key, DType::kF32, {args.layout.num_rows(), -1}, "CompressPairs", "key"));
+  DI_RETURN_IF_ERROR(
+      ExpectTensor(args.key, DType::kF32, {args.layout.num_rows(), -1}, "CompressPairs", "key"));
   const int64_t dim = args.key.dim(1);
-  DI_RETURN_IF_ERROR(ExpectTensor(args.gate, DType::kF32, {args.layout.num_rows(), dim}, "CompressPairs", "gate"));
-  DI_RETURN_IF_ERROR(ExpectTensor(args.remainders, DType::kF32, {-1, 2 * dim}, "CompressPairs", "remainders"));
-  DI_RETURN_IF_ERROR(ExpectTensor(args.pooled, DType::kBf16, {args.entries.count(), dim}, "CompressPairs", "pooled"));
+  DI_RETURN_IF_ERROR(
+      ExpectTensor(args.gate, DType::kF32, {args.layout.num_rows(), dim}, "CompressPairs", "gate"));
+  DI_RETURN_IF_ERROR(
+      ExpectTensor(args.remainders, DType::kF32, {-1, 2 * dim}, "CompressPairs", "remainders"));
+  DI_RETURN_IF_ERROR(ExpectTensor(args.pooled, DType::kBf16, {args.entries.count(), dim},
+                                  "CompressPairs", "pooled"));
   const int32_t* positions = args.layout.positions.Row<int32_t>(0);
   const int32_t* start = args.layout.sequence_start.Row<int32_t>(0);
   const int32_t* slots = args.layout.sequence_slot.Row<int32_t>(0);
@@ -40,7 +44,8 @@ Status CompressPairs(const CompressPairsArgs& args, Stream& stream) {
       }
     }
   });
-  // Only after every entry has read its carried half: keep the first token of a group that this step leaves open.
+  // Only after every entry has read its carried half: keep the first token of a group that this
+  // step leaves open.
   for (int64_t s = 0; s < args.layout.num_sequences(); ++s) {
     const int64_t last = start[s + 1] - 1;
     if (positions[last] % 2 != 0) continue;

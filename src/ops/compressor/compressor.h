@@ -1,6 +1,7 @@
-// The gated pooling of the ratio-2 compressor (model description, section 8): per channel a softmax over the two gate values of a
-// group weights its two key projections. Groups are (2j, 2j+1) by absolute position. The projections of a group's first token
-// are carried over in the sequence's remainder when a step ends inside the group. Ratio 1 needs no pooling.
+// The gated pooling of the ratio-2 compressor (model description, section 8): per channel a softmax
+// over the two gate values of a group weights its two key projections. Groups are (2j, 2j+1) by
+// absolute position. The projections of a group's first token are carried over in the sequence's
+// remainder when a step ends inside the group. Ratio 1 needs no pooling.
 #pragma once
 
 #include "base/error.h"
@@ -11,12 +12,13 @@
 namespace deepinfer {
 
 struct CompressPairsArgs {
-  TensorView key;         // [rows, head_dim] f32
-  TensorView gate;        // [rows, head_dim] f32
+  TensorView key;   // [rows, head_dim] f32
+  TensorView gate;  // [rows, head_dim] f32
   BatchLayout layout;
   CompressedEntries entries;  // ratio 2
-  TensorView remainders;  // [slots, 2 * head_dim] f32: key, then gate, of the first token of an incomplete group; updated
-  TensorView pooled;      // [entries, head_dim] bf16
+  TensorView remainders;      // [slots, 2 * head_dim] f32: key, then gate, of the first token of an
+                              // incomplete group; updated
+  TensorView pooled;          // [entries, head_dim] bf16
 };
 
 // An entry's bits do not depend on where steps cut the sequence.

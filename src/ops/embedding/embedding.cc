@@ -11,7 +11,8 @@ Status Embedding(const EmbeddingArgs& args, Stream& stream) {
   DI_RETURN_IF_ERROR(ExpectTensor(args.ids, DType::kI32, {rows}, "Embedding", "ids"));
   DI_RETURN_IF_ERROR(ExpectTensor(args.table, DType::kBf16, {-1, -1}, "Embedding", "table"));
   const int64_t hidden = args.table.dim(1);
-  DI_RETURN_IF_ERROR(ExpectTensor(args.streams, DType::kBf16, {rows, -1, hidden}, "Embedding", "streams"));
+  DI_RETURN_IF_ERROR(
+      ExpectTensor(args.streams, DType::kBf16, {rows, -1, hidden}, "Embedding", "streams"));
   const int64_t streams = args.streams.dim(1);
   const int32_t* ids = args.ids.Row<int32_t>(0);
   const size_t row_bytes = static_cast<size_t>(hidden) * 2;
@@ -19,9 +20,11 @@ Status Embedding(const EmbeddingArgs& args, Stream& stream) {
       rows,
       [&](int64_t begin, int64_t end, int) {
         for (int64_t r = begin; r < end; ++r) {
-          const char* source = static_cast<const char*>(args.table.data()) + static_cast<int64_t>(row_bytes) * ids[r];
+          const char* source = static_cast<const char*>(args.table.data()) +
+                               static_cast<int64_t>(row_bytes) * ids[r];
           char* target = reinterpret_cast<char*>(args.streams.Row<uint16_t>(r));
-          for (int64_t s = 0; s < streams; ++s) std::memcpy(target + s * static_cast<int64_t>(row_bytes), source, row_bytes);
+          for (int64_t s = 0; s < streams; ++s)
+            std::memcpy(target + s * static_cast<int64_t>(row_bytes), source, row_bytes);
         }
       },
       16);

@@ -7,9 +7,9 @@
 // three sums are kept in double lanes, so that the gate practically has the reference's bits at
 // every vector width.
 //
-// Measured 2026-11-30, 2-core AMD EPYC (AVX2), one thread, processor time: gather of 24 x 256 channels
-// from a table of 0.5 GB 10.7 us per row at 64 rows (0.45 us per look-up), 12.9 us for one row; gate
-// and update of 4 x 5120 channels 20.5 us per row.
+// Measured 2026-11-30, 2-core AMD EPYC (AVX2), one thread, processor time: gather of 24 x 256
+// channels from a table of 0.5 GB 10.7 us per row at 64 rows (0.45 us per look-up), 12.9 us for one
+// row; gate and update of 4 x 5120 channels 20.5 us per row.
 #include <algorithm>
 #include <cmath>
 

@@ -1,5 +1,6 @@
-// Manifold-constrained hyper-connections (mHC): the four residual streams and their mixing (model description, section 6).
-// Rows depend on themselves only. The number of streams is fixed at 4, as in every checkpoint of this architecture.
+// Manifold-constrained hyper-connections (mHC): the four residual streams and their mixing (model
+// description, section 6). Rows depend on themselves only. The number of streams is fixed at 4, as
+// in every checkpoint of this architecture.
 #pragma once
 
 #include "base/error.h"
@@ -15,7 +16,8 @@ inline constexpr int64_t kHcCoefficients = kHcStreams * (2 + kHcStreams);  // pr
 //   m = (fn v) * r
 //   pre[i]  = sigmoid(m[i] * scale[0] + base[i]) + eps
 //   post[i] = 2 sigmoid(m[4+i] * scale[1] + base[4+i])
-//   comb    = Sinkhorn(m[8..23] * scale[2] + base[8..23]): row softmax + eps, then column / row normalisations, ending on columns
+//   comb    = Sinkhorn(m[8..23] * scale[2] + base[8..23]): row softmax + eps, then column / row
+//   normalisations, ending on columns
 struct HcMixArgs {
   TensorView streams;  // [rows, 4, hidden] bf16
   TensorView fn;       // [24, 4 * hidden] f32, norm weight multiplied in
@@ -30,7 +32,8 @@ struct HcMixArgs {
 };
 Status HcMix(const HcMixArgs& args, Stream& stream);
 
-// x = bf16( sum_i pre[i] * streams[i] ), ascending i with fused multiply-adds; y = RMSNorm(x) (ops/rms_norm).
+// x = bf16( sum_i pre[i] * streams[i] ), ascending i with fused multiply-adds; y = RMSNorm(x)
+// (ops/rms_norm).
 struct HcCollapseNormArgs {
   TensorView streams;    // [any, 4, hidden] bf16
   TensorView pre;        // [any, 4] f32
@@ -42,7 +45,8 @@ struct HcCollapseNormArgs {
 };
 Status HcCollapseNorm(const HcCollapseNormArgs& args, Stream& stream);
 
-// streams'[j] = bf16( post[j] * x + sum_i comb[i][j] * streams[i] ), started with post[j] * x, ascending i, fused.
+// streams'[j] = bf16( post[j] * x + sum_i comb[i][j] * streams[i] ), started with post[j] * x,
+// ascending i, fused.
 struct HcExpandArgs {
   TensorView x;        // [rows, hidden] bf16
   TensorView post;     // [rows, 4] f32
@@ -51,8 +55,9 @@ struct HcExpandArgs {
 };
 Status HcExpand(const HcExpandArgs& args, Stream& stream);
 
-// The scalar part of HcMix for one row: 24 products m (already multiplied by r) to pre, post and comb. Also its specification.
-void HcCoefficients(const float* m, const float* base, const float* scale, int64_t sinkhorn_iterations, float eps,
-                    float* pre, float* post, float* comb);
+// The scalar part of HcMix for one row: 24 products m (already multiplied by r) to pre, post and
+// comb. Also its specification.
+void HcCoefficients(const float* m, const float* base, const float* scale,
+                    int64_t sinkhorn_iterations, float eps, float* pre, float* post, float* comb);
 
 }  // namespace deepinfer

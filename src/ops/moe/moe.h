@@ -1,5 +1,5 @@
-// The parts of the mixture of experts around the expert linears (ops/linear): routing, grouping rows by expert, the gated
-// activation, and the weighted sum (model description, section 10).
+// The parts of the mixture of experts around the expert linears (ops/linear): routing, grouping
+// rows by expert, the gated activation, and the weighted sum (model description, section 10).
 #pragma once
 
 #include "base/error.h"
@@ -9,11 +9,11 @@
 
 namespace deepinfer {
 
-// s = sqrt(softplus(logits / gate_temp)); the k best of s + bias, ties to the smaller id, in descending order; weight of a chosen
-// expert = s / (sum of chosen s + 1e-20) * scale.
+// s = sqrt(softplus(logits / gate_temp)); the k best of s + bias, ties to the smaller id, in
+// descending order; weight of a chosen expert = s / (sum of chosen s + 1e-20) * scale.
 struct RouterSelectArgs {
-  TensorView logits;   // [rows, experts] f32
-  TensorView bias;     // [experts] f32
+  TensorView logits;  // [rows, experts] f32
+  TensorView bias;    // [experts] f32
   float gate_temp = 1.0f;
   float scale = 1.0f;
   TensorView experts;  // [rows, k] i32
@@ -23,8 +23,8 @@ Status RouterSelect(const RouterSelectArgs& args, Stream& stream);
 
 // Sorts the (row, slot) pairs by expert, stable in row order: the layout of GroupedLinear.
 struct GroupByExpertArgs {
-  TensorView experts;         // [rows, k] i32
-  TensorView weights;         // [rows, k] f32
+  TensorView experts;  // [rows, k] i32
+  TensorView weights;  // [rows, k] f32
   int64_t num_experts = 0;
   TensorView row_index;       // [rows * k] i32: source row of each grouped row
   TensorView grouped_weight;  // [rows * k] f32: its routing weight
@@ -33,19 +33,20 @@ struct GroupByExpertArgs {
 };
 Status GroupByExpert(const GroupByExpertArgs& args, Stream& stream);
 
-// a = row_weight * (silu(min(gate, limit)) * clamp(up, -limit, limit)) in fp32, then Q8(a) (reference: Q8(bf16(a))).
+// a = row_weight * (silu(min(gate, limit)) * clamp(up, -limit, limit)) in fp32, then Q8(a)
+// (reference: Q8(bf16(a))).
 struct SwigluArgs {
   TensorView gate;        // [rows, intermediate] bf16
   TensorView up;          // [rows, intermediate] bf16
   TensorView row_weight;  // [rows] f32, or empty: 1
   float limit = 10.0f;
-  TensorView out;         // [rows, intermediate] bf16, on the Q8 grid
+  TensorView out;  // [rows, intermediate] bf16, on the Q8 grid
   Numerics numerics = Numerics::kProduction;
 };
 Status Swiglu(const SwigluArgs& args, Stream& stream);
 
-// y = bf16( shared + routed[slot 0] + routed[slot 1] + ... ) in fp32 in this order; reference profile: routed outputs in ascending
-// expert id from zero, shared last.
+// y = bf16( shared + routed[slot 0] + routed[slot 1] + ... ) in fp32 in this order; reference
+// profile: routed outputs in ascending expert id from zero, shared last.
 struct MoeCombineArgs {
   TensorView routed;         // [rows * k, hidden] bf16, grouped rows
   TensorView slot_position;  // [rows, k] i32

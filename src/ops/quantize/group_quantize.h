@@ -1,12 +1,12 @@
-// The three group quantisers of the model as scalar code (model description, section 5): the definition that vector code is
-// tested against, and the record formats of the caches.
+// The three group quantisers of the model as scalar code (model description, section 5): the
+// definition that vector code is tested against, and the record formats of the caches.
 //
 //   Q8   groups of 32, E4M3 codes, power-of-two scale            activations, window keys
 //   Q4P  groups of 32, E2M1 codes, power-of-two scale            index keys and queries
 //   Q4E  groups of 16, E2M1 codes, E4M3 scale                    compressed keys
 //
-// A record is all codes of a vector followed by all its scales. Each quantiser is idempotent on its own output, so records store
-// the quantised vectors without loss.
+// A record is all codes of a vector followed by all its scales. Each quantiser is idempotent on its
+// own output, so records store the quantised vectors without loss.
 #pragma once
 
 #include <algorithm>
@@ -77,12 +77,14 @@ inline void EncodeQ8Record(const float* x, int64_t channels, uint8_t* record) {
 }
 
 inline void DecodeQ8Record(const uint8_t* record, int64_t channels, float* x) {
-  for (int64_t i = 0; i < channels; ++i) x[i] = E4M3ToF32(record[i]) * E8M0ToF32(record[channels + i / kQ8Group]);
+  for (int64_t i = 0; i < channels; ++i)
+    x[i] = E4M3ToF32(record[i]) * E8M0ToF32(record[channels + i / kQ8Group]);
 }
 
 // E8M0 byte of a Q4P group.
 inline uint8_t Q4PScaleByte(float amax) {
-  const float t = std::max(amax, 6.0f * 0x1p-126f) * std::bit_cast<float>(0x3E2AAAABu);  // * fp32(1/6)
+  const float t =
+      std::max(amax, 6.0f * 0x1p-126f) * std::bit_cast<float>(0x3E2AAAABu);  // * fp32(1/6)
   return static_cast<uint8_t>(std::clamp(CeilLog2(t) + 127, 1, 254));
 }
 
@@ -107,18 +109,21 @@ inline void DecodeQ4PRecord(const uint8_t* record, int64_t channels, float* x) {
   }
 }
 
-// The profiles differ in division against multiplication by reciprocals (one tie case) and in the cap of the scale.
+// The profiles differ in division against multiplication by reciprocals (one tie case) and in the
+// cap of the scale.
 inline void EncodeQ4ERecord(const float* x, int64_t channels, Numerics numerics, uint8_t* record) {
   for (int64_t begin = 0; begin < channels; begin += kQ4EGroup) {
     const float amax = std::max(GroupAmax(x + begin, kQ4EGroup), 6.0f * 0x1p-9f);
-    const float t = numerics == Numerics::kProduction ? amax * std::bit_cast<float>(0x3E2AAAABu) : amax / 6.0f;
+    const float t =
+        numerics == Numerics::kProduction ? amax * std::bit_cast<float>(0x3E2AAAABu) : amax / 6.0f;
     const uint8_t scale = F32ToE4M3(std::min(t, 448.0f));
     record[channels / 2 + begin / kQ4EGroup] = scale;
     const float s = E4M3ToF32(scale);
     const float inverse = 1.0f / s;
     uint8_t codes[kQ4EGroup];
     for (int64_t i = 0; i < kQ4EGroup; ++i) {
-      const float scaled = numerics == Numerics::kProduction ? x[begin + i] * inverse : x[begin + i] / s;
+      const float scaled =
+          numerics == Numerics::kProduction ? x[begin + i] * inverse : x[begin + i] / s;
       codes[i] = F32ToE2M1(std::clamp(scaled, -6.0f, 6.0f));
     }
     for (int64_t i = 0; i < kQ4EGroup; i += 2) {

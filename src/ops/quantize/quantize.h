@@ -1,4 +1,5 @@
-// y = Q8(x): puts the input of a quantised linear on the FP8 grid (model description, section 5.1). q * s is exact in bf16.
+// y = Q8(x): puts the input of a quantised linear on the FP8 grid (model description, section 5.1).
+// q * s is exact in bf16.
 #pragma once
 
 #include "base/error.h"

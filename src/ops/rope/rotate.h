@@ -6,7 +6,8 @@
 
 namespace deepinfer {
 
-// Rotates pairs of x[0 ... 2*pairs-1] by table = {cos, sin} per pair; fused as fma(x0, cos, -(x1*sin)), fma(x0, sin, x1*cos).
+// Rotates pairs of x[0 ... 2*pairs-1] by table = {cos, sin} per pair; fused as fma(x0, cos,
+// -(x1*sin)), fma(x0, sin, x1*cos).
 inline void RotatePairs(float* x, const float* table, int64_t pairs) {
   for (int64_t i = 0; i < pairs; ++i) {
     const float x0 = x[2 * i];

@@ -1,10 +1,12 @@
-// Latent attention of one query token over its sliding window and its selected compressed entries (model description, section 7):
-// one softmax over the union, K = V = the latent, a per-head sink in the denominator only, then the inverse rotation.
+// Latent attention of one query token over its sliding window and its selected compressed entries
+// (model description, section 7): one softmax over the union, K = V = the latent, a per-head sink
+// in the denominator only, then the inverse rotation.
 //
-// Order of evaluation, part of the contract: the key list is the window in ascending position, then the selection in ascending
-// entry index, cut into blocks of 64; a running maximum per head starts at -1e30; per block: fp32 scores, new maximum, rescaling
-// of numerator and denominator, p = exp(score - maximum); the denominator adds fp32 p, the numerator adds bf16(p) * v in fp32. So the bits
-// of a row depend on its own list only, not on chunking, batch or threads.
+// Order of evaluation, part of the contract: the key list is the window in ascending position, then
+// the selection in ascending entry index, cut into blocks of 64; a running maximum per head starts
+// at -1e30; per block: fp32 scores, new maximum, rescaling of numerator and denominator, p =
+// exp(score - maximum); the denominator adds fp32 p, the numerator adds bf16(p) * v in fp32. So the
+// bits of a row depend on its own list only, not on chunking, batch or threads.
 #pragma once
 
 #include "base/error.h"
@@ -20,14 +22,16 @@ struct SparseAttentionArgs {
   TensorView window_records;  // [rows, record bytes] U8: the step's own rows (Q8 records)
   TensorView rings;           // [slots, ring rows, record bytes] U8: rows before the step
   int64_t window = 128;       // positions max(0, p - window + 1) ... p
-  TensorView kv_blocks;       // [blocks, entries per block, record bytes] U8 (Q4E records), or empty: window only
-  TensorView selected;        // [rows, topk] i32, entries ascending then -1; empty with kv_blocks
+  TensorView kv_blocks;  // [blocks, entries per block, record bytes] U8 (Q4E records), or empty:
+                         // window only
+  TensorView selected;   // [rows, topk] i32, entries ascending then -1; empty with kv_blocks
   BatchLayout layout;
-  TensorView sink;            // [heads] f32
-  float scale = 1.0f;         // head_dim^-0.5
-  TensorView table;           // [rows, pairs, 2] f32, rotation at the row's own position
-  // [rows, heads * head_dim] bf16. Production: the normalised fp32 result is rotated back in fp32 and put on the Q8 grid. Reference:
-  // rounded to bf16, rotated back, rounded to bf16 again, not quantised.
+  TensorView sink;     // [heads] f32
+  float scale = 1.0f;  // head_dim^-0.5
+  TensorView table;    // [rows, pairs, 2] f32, rotation at the row's own position
+  // [rows, heads * head_dim] bf16. Production: the normalised fp32 result is rotated back in fp32
+  // and put on the Q8 grid. Reference: rounded to bf16, rotated back, rounded to bf16 again, not
+  // quantised.
   TensorView out;
   Numerics numerics = Numerics::kProduction;
 };
