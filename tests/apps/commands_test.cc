@@ -1,8 +1,6 @@
 // The commands tokenize, detokenize and logits as a user runs them.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cstdint>
@@ -14,6 +12,8 @@
 #include <string>
 #include <vector>
 
+#include "support/program_test.h"
+
 namespace {
 
 using nlohmann::json;
@@ -22,36 +22,10 @@ using ::testing::HasSubstr;
 constexpr char kProgram[] = DI_BINARY_DIR "/deepinfer";
 constexpr char kModel[] = DI_TEST_DATA_DIR "/model/two/checkpoint";
 
-class CommandsTest : public ::testing::Test {
+class CommandsTest : public deepinfer::testing_support::ProgramTest {
  protected:
-  CommandsTest()
-      : dir_(std::filesystem::temp_directory_path() /
-             ("deepinfer_commands_" + std::to_string(::getpid()))) {
-    std::filesystem::create_directories(dir_);
-  }
-  ~CommandsTest() override {
-    std::filesystem::remove_all(dir_);
-  }
-  std::string Path(const std::string& name) const {
-    return (dir_ / name).string();
-  }
-  std::string Write(const std::string& name, const std::string& content) const {
-    std::ofstream(Path(name), std::ios::binary) << content;
-    return Path(name);
-  }
-  static std::string Read(const std::string& path) {
-    std::ifstream file(path, std::ios::binary);
-    return {std::istreambuf_iterator<char>(file), {}};
-  }
-  static std::vector<json> ReadLines(const std::string& path) {
-    std::vector<json> lines;
-    std::ifstream file(path, std::ios::binary);
-    for (std::string line; std::getline(file, line);) lines.push_back(json::parse(line));
-    return lines;
-  }
   static int Run(const std::string& arguments) {
-    const int wait = std::system((std::string(kProgram) + " " + arguments).c_str());
-    return WIFEXITED(wait) ? WEXITSTATUS(wait) : -1;
+    return Shell(std::string(kProgram) + " " + arguments);
   }
   // The bytes of one tensor of a safetensors file, and its shape.
   static std::string Tensor(const std::string& path, const std::string& name,
@@ -65,8 +39,6 @@ class CommandsTest : public ::testing::Test {
     const size_t end = entry["data_offsets"][1];
     return content.substr(8 + header_bytes + begin, end - begin);
   }
-
-  std::filesystem::path dir_;
 };
 
 TEST_F(CommandsTest, TokenizeAndDetokenizeAreInverse) {

@@ -1,8 +1,6 @@
 // The main job as a user runs it: the program over files of prompts, with a tiny checkpoint.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <cstdio>
 #include <cstdlib>
@@ -14,6 +12,8 @@
 #include <string>
 #include <vector>
 
+#include "support/program_test.h"
+
 namespace {
 
 using nlohmann::json;
@@ -22,44 +22,11 @@ using ::testing::HasSubstr;
 constexpr char kProgram[] = DI_BINARY_DIR "/deepinfer";
 constexpr char kModel[] = DI_TEST_DATA_DIR "/model/two";
 
-class GenerateTest : public ::testing::Test {
+class GenerateTest : public deepinfer::testing_support::ProgramTest {
  protected:
-  GenerateTest()
-      : dir_(std::filesystem::temp_directory_path() /
-             ("deepinfer_generate_" + std::to_string(::getpid()))) {
-    std::filesystem::create_directories(dir_);
-  }
-  ~GenerateTest() override {
-    std::filesystem::remove_all(dir_);
-  }
-
-  std::string Path(const std::string& name) const {
-    return (dir_ / name).string();
-  }
-  std::string Write(const std::string& name, const std::string& content) const {
-    std::ofstream(Path(name), std::ios::binary) << content;
-    return Path(name);
-  }
-  static std::string Read(const std::string& path) {
-    std::ifstream file(path, std::ios::binary);
-    return {std::istreambuf_iterator<char>(file), {}};
-  }
-  static std::vector<json> ReadLines(const std::string& path) {
-    std::vector<json> lines;
-    std::ifstream file(path, std::ios::binary);
-    for (std::string line; std::getline(file, line);) lines.push_back(json::parse(line));
-    return lines;
-  }
-  // The exit status of a shell command.
-  static int Shell(const std::string& command) {
-    const int wait = std::system(command.c_str());
-    return WIFEXITED(wait) ? WEXITSTATUS(wait) : -1;
-  }
   static std::string Generate(const std::string& arguments) {
     return std::string(kProgram) + " generate --model " + kModel + "/checkpoint " + arguments;
   }
-
-  std::filesystem::path dir_;
 };
 
 json Prompt(std::mt19937& rng, size_t max_tokens) {
