@@ -46,8 +46,8 @@ CpuFeatures Detect() {
     if (max_subleaf >= 1 && __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) != 0) {
       features.avx512_bf16 = features.avx512 && (eax & (1u << 5)) != 0;
     }
-    features.amx_bf16 =
-        os_tile && features.avx512_bf16 && tile && tile_bf16 && RequestAmxPermission();
+    features.amx_bf16 = os_tile && features.avx512_bf16 && features.avx512_vbmi && tile &&
+                        tile_bf16 && RequestAmxPermission();
   }
   char brand[49] = {};
   for (unsigned leaf = 0; leaf < 3; ++leaf) {

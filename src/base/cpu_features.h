@@ -14,7 +14,7 @@ enum class CpuLevel {
   kAvx2,        // AVX2 + FMA + F16C
   kAvx512,      // AVX-512 F, BW, DQ, VL
   kAvx512Bf16,  // + AVX512-BF16 and VNNI
-  kAmx,         // + AMX-TILE, AMX-BF16, with the operating system's permission granted
+  kAmx,         // + AMX-TILE, AMX-BF16, VBMI, with the operating system's permission granted
 };
 
 std::string_view CpuLevelName(CpuLevel level);

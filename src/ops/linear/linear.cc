@@ -48,7 +48,7 @@ Implementation ImplementationFor(const LinearWeight::Packed& packed) {
     case CpuLevel::kAmx:
       // The AMX kernel multiplies scales into bf16 weights; scales beyond bf16's range take the
       // kernel that does not.
-      return {packed.extreme_scales ? &LinearTileAvx512Bf16 : &LinearTileAmx, true};
+      return {packed.extreme_scales() ? &LinearTileAvx512Bf16 : &LinearTileAmx, true};
   }
   return {};
 }
@@ -204,6 +204,8 @@ void RunWave(const Problem& problem, const Segment* segments, size_t count, Stre
     job.tile = packed.tile(tile);
     job.codes = CodesOf(segment.weight->format());
     job.blocks = packed.blocks;
+    job.min_scale = packed.min_scale;
+    job.max_scale = packed.max_scale;
     job.x = prepared + (segment.first_row - first_row) * stride * element;
     job.x_stride = stride;
     job.rows = segment.rows;

@@ -1,12 +1,13 @@
 // The AMX kernel: tiles of 16 rows x 16 outputs, 32 columns per tdpbf16ps.
 //
 // Order of summation: for every output one tile element takes the blocks of 32 columns in order,
-// one tdpbf16ps each, starting from zero; the instruction adds the 16 pairs of a block in order.
+// one tdpbf16ps each, starting from zero; the instruction adds up the even and the odd columns of a
+// block in two chains, then their sum to the element.
 // Scales are multiplied into the bf16 weights (exact: powers of two; weights with scales beyond
 // bf16's range are given to linear_avx512_bf16.cc instead), because a tile has no cheap way to
-// scale its sums. One row runs the same instruction on a tile of one row, so its bits are those of
-// any other number of rows; accumulators that leave the tile between panels are stored as fp32,
-// which changes nothing.
+// scale its sums. Few rows take linear_amx_few_rows.cc, which returns the same bits without tiles.
+// Where it cannot, the same instruction runs on a tile of as many rows. Accumulators that leave the
+// tile between panels are stored as fp32, which changes nothing.
 #include <immintrin.h>
 
 #include "ops/linear/linear_kernels.h"
@@ -35,33 +36,37 @@ void Configure(int64_t rows) {
   _tile_loadconfig(&config);
 }
 
-// What to add to the exponents of a pair of bf16 for the scales of 16 outputs.
+// Codes are decoded with the largest scale that comes here, and what a smaller scale lacks is
+// subtracted from their exponents with saturation, which leaves zero at zero.
+constexpr int kLargestScale = 240;
+
+// For the bf16 pairs of 16 outputs.
 template <LinearCodes kCodes>
-inline __m512i ExponentShift(const LinearTileJob& job, int64_t block, int strip) {
-  const __m512i exponent =
-      _mm512_sub_epi32(ScaleBytes<kCodes>(job, block, strip), _mm512_set1_epi32(127));
-  const __m512i low = _mm512_and_si512(_mm512_slli_epi32(exponent, 7), _mm512_set1_epi32(0xffff));
-  return _mm512_or_si512(low, _mm512_slli_epi32(exponent, 23));
+inline __m512i ExponentsLacking(const LinearTileJob& job, int64_t block, int strip) {
+  const __m512i lacking =
+      _mm512_sub_epi32(_mm512_set1_epi32(kLargestScale), ScaleBytes<kCodes>(job, block, strip));
+  return _mm512_or_si512(_mm512_slli_epi32(lacking, 7), _mm512_slli_epi32(lacking, 23));
 }
 
 // [block][strip][pair][16 outputs]: every strip of a block is one weight tile.
 template <LinearCodes kCodes>
 void FillPanel(const LinearTileJob& job, int64_t first_block, int64_t blocks, uint8_t* panel) {
   for (int64_t b = 0; b < blocks; ++b, panel += kStrips * kTileBytes) {
-    __m512i shift[kStrips];
-    if constexpr (kCodes != LinearCodes::kBf16) {
+    const auto store = [&](int pair, int s, __m512i w) __attribute__((always_inline)) {
+      _mm512_store_si512(panel + s * kTileBytes + 64 * pair, w);
+    };
+    if constexpr (kCodes == LinearCodes::kBf16) {
+      DecodePairs<kCodes>(job, first_block + b, store);
+    } else {
+      __m512i lacking[kStrips];
 #pragma GCC unroll 4
-      for (int s = 0; s < kStrips; ++s) shift[s] = ExponentShift<kCodes>(job, first_block + b, s);
+      for (int s = 0; s < kStrips; ++s)
+        lacking[s] = ExponentsLacking<kCodes>(job, first_block + b, s);
+      DecodePairs<kCodes, kLargestScale - 127>(
+          job, first_block + b, store, [&](int s, __m512i w) __attribute__((always_inline)) {
+            return _mm512_subs_epu16(w, lacking[s]);
+          });
     }
-    DecodePairs<kCodes>(
-        job, first_block + b, [&](int pair, int s, __m512i w) __attribute__((always_inline)) {
-          if constexpr (kCodes != LinearCodes::kBf16) {
-            // Zero has no exponent to add to.
-            w = _mm512_mask_add_epi16(w, _mm512_test_epi16_mask(w, _mm512_set1_epi16(0x7fff)), w,
-                                      shift[s]);
-          }
-          _mm512_store_si512(panel + s * kTileBytes + 64 * pair, w);
-        });
   }
 }
 
@@ -122,6 +127,7 @@ void Multiply(const LinearTileJob& job) {
 }  // namespace
 
 void LinearTileAmx(const LinearTileJob& job) {
+  if (LinearTileAmxFewRows(job)) return;
   switch (job.codes) {
     case LinearCodes::kFp4:
       Multiply<LinearCodes::kFp4>(job);

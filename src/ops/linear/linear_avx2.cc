@@ -277,10 +277,7 @@ void FillPanel(const LinearTileJob& job, int64_t first_block, int64_t blocks, co
           _mm256_store_ps(scales + 8 * v, Scale(job.tile[2 * block + v / 4]));
         for (int64_t k = 0; k < kLinearBlock; ++k, to += 16) {
           Prefetch(from + 64 * k + kPrefetchBytes);
-          Fp8Column(
-              from + 64 * k, [&](int v, __m256 w) __attribute__((always_inline)) {
-                store(v, _mm256_mul_ps(w, Fp8Unit()));
-              });
+          Fp8Column(from + 64 * k, store);
         }
         break;
       }
@@ -309,7 +306,7 @@ void FillPanel(const LinearTileJob& job, int64_t first_block, int64_t blocks, co
 
 // kRows rows x (kStrips * 16) outputs.
 template <int kRows, int kStrips>
-void MultiplyStrips(const float* x, int64_t x_stride, const float* panel, int64_t strip,
+void MultiplyStrips(bool fp8, const float* x, int64_t x_stride, const float* panel, int64_t strip,
                     const float* scales, int64_t blocks, float* totals) {
   constexpr int kCount = 2 * kStrips;
   for (int64_t b = 0; b < blocks; ++b) {
@@ -350,7 +347,9 @@ void MultiplyStrips(const float* x, int64_t x_stride, const float* panel, int64_
 #pragma GCC unroll 8
       for (int r = 0; r < kRows; ++r) {
         float* total = totals + r * kLinearTileOutputs + 8 * v;
-        _mm256_store_ps(total, _mm256_fmadd_ps(sum[r][v], scale, _mm256_load_ps(total)));
+        // As for one row: sums of tiny x must be rounded in the same places.
+        const __m256 of_block = fp8 ? _mm256_mul_ps(sum[r][v], Fp8Unit()) : sum[r][v];
+        _mm256_store_ps(total, _mm256_fmadd_ps(of_block, scale, _mm256_load_ps(total)));
       }
     }
     x += kLinearBlock;
@@ -365,9 +364,9 @@ void MultiplyRows(const LinearTileJob& job, int64_t row, int64_t first_block, in
   const float* x =
       static_cast<const float*>(job.x) + row * job.x_stride + first_block * kLinearBlock;
   for (int s = 0; s < 4; s += kStrips) {
-    MultiplyStrips<kRows, kStrips>(x, job.x_stride, panel.values + s * panel.strip, panel.strip,
-                                   panel.scales + 16 * s, blocks,
-                                   job.totals + row * kLinearTileOutputs + 16 * s);
+    MultiplyStrips<kRows, kStrips>(
+        job.codes == LinearCodes::kFp8, x, job.x_stride, panel.values + s * panel.strip,
+        panel.strip, panel.scales + 16 * s, blocks, job.totals + row * kLinearTileOutputs + 16 * s);
   }
 }
 

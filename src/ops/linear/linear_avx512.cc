@@ -3,135 +3,13 @@
 // Order of summation: that of linear_ref.cc and linear_avx2.cc, whose bits this returns. For every
 // output one accumulator takes 32 consecutive columns in order by FMA with unscaled codes, starting
 // from zero; then total = fma(accumulator, scale, total).
-//
-// Codes become fp32 by a permute of a 16-entry table (FP4: shift and permute, two instructions per
-// 16 weights) or through fp16 (FP8: as fp16 bits a code is 2^-8 of its value, and the conversion
-// takes subnormals without a microcode assist).
 #include <immintrin.h>
 
+#include "ops/linear/linear_columns.h"
 #include "ops/linear/linear_kernels.h"
 
 namespace deepinfer {
 namespace {
-
-constexpr int kStrips = 4;  // of 16 outputs: one tile
-constexpr int64_t kFp4BlockBytes = 64 + 32 * 32;
-constexpr int64_t kFp8BlockBytes = 32 * 64;
-constexpr int64_t kBf16BlockBytes = 32 * 128;
-// Far enough ahead for DRAM latency at one core's share of the bandwidth.
-constexpr int64_t kPrefetchBytes = 2048;
-
-inline void Prefetch(const uint8_t* address) {
-  _mm_prefetch(reinterpret_cast<const char*>(address), _MM_HINT_T0);
-}
-
-inline int64_t Fp8HeaderBytes(int64_t blocks) {
-  return (2 * blocks + 63) / 64 * 64;
-}
-
-inline __m512 ScaleBits(__m512i bytes) {
-  return _mm512_castsi512_ps(
-      _mm512_max_epi32(_mm512_slli_epi32(bytes, 23), _mm512_set1_epi32(0x00400000)));
-}
-
-// The scales of 16 outputs in one block; byte 0 is the subnormal 2^-127.
-inline __m512 BlockScale(const LinearTileJob& job, int64_t block, int strip) {
-  switch (job.codes) {
-    case LinearCodes::kFp4:
-      return ScaleBits(_mm512_cvtepu8_epi32(_mm_load_si128(
-          reinterpret_cast<const __m128i*>(job.tile + block * kFp4BlockBytes + 16 * strip))));
-    case LinearCodes::kFp8:
-      return ScaleBits(_mm512_set1_epi32(job.tile[2 * block + strip / 2]));
-    case LinearCodes::kBf16:
-      break;
-  }
-  return _mm512_set1_ps(1.0f);
-}
-
-// What a sum of code values of this format is multiplied with before the scale: see FP8 above.
-inline __m512 Unit(LinearCodes codes) {
-  return _mm512_set1_ps(codes == LinearCodes::kFp8 ? 0x1p8f : 1.0f);
-}
-
-inline __m512 EvenWords(__m512i words) {
-  return _mm512_castsi512_ps(_mm512_slli_epi32(words, 16));
-}
-
-inline __m512 OddWords(__m512i words) {
-  return _mm512_castsi512_ps(
-      _mm512_and_si512(words, _mm512_set1_epi32(static_cast<int>(0xffff0000u))));
-}
-
-// Calls use(column, strip, values of 16 outputs) for the 32 columns of a block, ascending for every
-// strip.
-template <LinearCodes kCodes, class Use>
-inline void DecodeBlock(const LinearTileJob& job, int64_t block, Use use) {
-  if constexpr (kCodes == LinearCodes::kFp4) {
-    const __m512 values = _mm512_setr_ps(0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f, -0.0f,
-                                         -0.5f, -1.0f, -1.5f, -2.0f, -3.0f, -4.0f, -6.0f);
-    const uint8_t* codes = job.tile + block * kFp4BlockBytes + 64;
-    for (int column = 0; column < 32; column += 8, codes += 256) {
-      __m512i words[kStrips];
-#pragma GCC unroll 4
-      for (int s = 0; s < kStrips; ++s) {
-        Prefetch(codes + 64 * s + kPrefetchBytes);
-        words[s] = _mm512_load_si512(codes + 64 * s);
-      }
-#pragma GCC unroll 8
-      for (int c = 0; c < 8; ++c) {
-#pragma GCC unroll 4
-        for (int s = 0; s < kStrips; ++s) {
-          const __m512i index =
-              _mm512_srli_epi32(words[s], static_cast<unsigned>(c % 2 * 16 + c / 2 * 4));
-          use(column + c, s, _mm512_permutexvar_ps(index, values));
-        }
-      }
-    }
-  } else if constexpr (kCodes == LinearCodes::kFp8) {
-    // The even words, then the odd words.
-    const __m512i split =
-        _mm512_set_epi16(31, 29, 27, 25, 23, 21, 19, 17, 15, 13, 11, 9, 7, 5, 3, 1, 30, 28, 26, 24,
-                         22, 20, 18, 16, 14, 12, 10, 8, 6, 4, 2, 0);
-    const __m512i mask = _mm512_set1_epi16(static_cast<int16_t>(0xbf80u));
-    const uint8_t* codes = job.tile + Fp8HeaderBytes(job.blocks) + block * kFp8BlockBytes;
-    for (int column = 0; column < 32; column += 2, codes += 128) {
-      Prefetch(codes + kPrefetchBytes);
-      Prefetch(codes + 64 + kPrefetchBytes);
-      __m512i half[kStrips];
-#pragma GCC unroll 4
-      for (int s = 0; s < kStrips; ++s) {
-        const __m512i words = _mm512_cvtepi8_epi16(
-            _mm256_load_si256(reinterpret_cast<const __m256i*>(codes + 32 * s)));
-        half[s] =
-            _mm512_permutexvar_epi16(split, _mm512_and_si512(_mm512_slli_epi16(words, 7), mask));
-      }
-#pragma GCC unroll 4
-      for (int s = 0; s < kStrips; ++s)
-        use(column, s, _mm512_cvtph_ps(_mm512_castsi512_si256(half[s])));
-#pragma GCC unroll 4
-      for (int s = 0; s < kStrips; ++s)
-        use(column + 1, s, _mm512_cvtph_ps(_mm512_extracti64x4_epi64(half[s], 1)));
-    }
-  } else {
-    const uint8_t* codes = job.tile + block * kBf16BlockBytes;
-    for (int column = 0; column < 32; column += 2, codes += 256) {
-      __m512i words[kStrips];
-#pragma GCC unroll 4
-      for (int s = 0; s < kStrips; ++s) {
-        Prefetch(codes + 64 * s + kPrefetchBytes);
-        words[s] = _mm512_load_si512(codes + 64 * s);
-      }
-#pragma GCC unroll 4
-      for (int s = 0; s < kStrips; ++s) use(column, s, EvenWords(words[s]));
-#pragma GCC unroll 4
-      for (int s = 0; s < kStrips; ++s) use(column + 1, s, OddWords(words[s]));
-    }
-  }
-}
-
-inline __m512 AddBlock(__m512 sum, __m512 unit, __m512 scale, const float* total) {
-  return _mm512_fmadd_ps(_mm512_mul_ps(sum, unit), scale, _mm512_load_ps(total));
-}
 
 // One row: codes are converted in registers and used once.
 template <LinearCodes kCodes>

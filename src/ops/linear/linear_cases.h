@@ -28,8 +28,8 @@ inline constexpr LinearCase kLinearCases[] = {
 };
 
 // Tolerance of one fp32 output against the exact sum. fp32 accumulation in blocks of 32 rounds at
-// most 32 + k / 32 times, by 2^-24 of the sum of absolute products each; the AMX level adds a pair
-// per rounding in one chain over k, and vdpbf16ps may round twice per pair. All are bounded by
+// most 32 + k / 32 times, by 2^-24 of the sum of absolute products each; the AMX level halves the
+// chain within a block, and vdpbf16ps may round twice per pair. All are bounded by
 // (32 + k) * 2^-24.
 inline double LinearTolerance(int64_t k, double sum_of_magnitudes) {
   return static_cast<double>(32 + k) * 0x1p-24 * sum_of_magnitudes + 1e-30;

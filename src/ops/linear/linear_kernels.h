@@ -11,6 +11,8 @@ namespace deepinfer {
 // summation order.
 inline constexpr int64_t kLinearTileOutputs = 64;
 inline constexpr int64_t kLinearBlock = 32;
+// Bytes behind the last tile that kernels may load, but not use.
+inline constexpr int64_t kLinearTileSlack = 64;
 // Rows of x that one call of a kernel takes at most. 192 rows x 256 columns of fp32 are 192 KiB:
 // with a panel of 64 KiB they stay in an L2 of 512 KiB.
 inline constexpr int64_t kLinearMaxRows = 192;
@@ -19,13 +21,18 @@ inline constexpr int64_t kLinearPanelBlocks = 8;
 inline constexpr int64_t kLinearScratchBytes =
     kLinearTileOutputs * 4 * kLinearPanelBlocks * (kLinearBlock + 1);
 
+// Up to this many rows the AMX level does without tiles.
+inline constexpr int64_t kLinearAmxFewRows = 3;
+
 enum class LinearCodes : uint8_t { kBf16, kFp8, kFp4 };
 
 // totals[r, i] = sum over k of x[r, k] * W[tile outputs i, k], for one tile of 64 outputs.
 struct LinearTileJob {
   const uint8_t* tile = nullptr;  // one packed tile, 64-byte aligned
   LinearCodes codes = LinearCodes::kBf16;
-  int64_t blocks = 0;       // of 32 columns
+  int64_t blocks = 0;   // of 32 columns
+  int min_scale = 127;  // range of the scale bytes of the whole weight
+  int max_scale = 127;
   const void* x = nullptr;  // [rows, 32 * blocks] fp32 or bf16 as the level wants; zero beyond k
   int64_t x_stride = 0;     // elements
   int64_t rows = 0;         // 1 ... kLinearMaxRows
@@ -37,6 +44,9 @@ void LinearTileAvx2(const LinearTileJob& job);        // x fp32
 void LinearTileAvx512(const LinearTileJob& job);      // x fp32
 void LinearTileAvx512Bf16(const LinearTileJob& job);  // x bf16
 void LinearTileAmx(const LinearTileJob& job);         // x bf16
+// The same bits without tiles. False if the job has too many rows for that, or values for which
+// the bits could differ; then nothing has been done.
+bool LinearTileAmxFewRows(const LinearTileJob& job);
 
 // to[0, k) = from[0, k) as fp32.
 void Bf16RowToF32Avx2(const uint16_t* from, int64_t k, float* to);

@@ -281,15 +281,18 @@ bool HasNan(const LinearSource& source, int64_t output) {
          std::memchr(codes, 0xff, static_cast<size_t>(source.k)) != nullptr;
 }
 
-bool HasExtremeScale(const LinearSource& source) {
+void SetScaleRange(const LinearSource& source, LinearWeight::Packed* packed) {
+  uint8_t low = kScaleOne;
+  uint8_t high = kScaleOne;
   for (int64_t row = 0; row < ScaleRows(source.format, source.n); ++row) {
     const uint8_t* scales = ScaleRow(source, row);
     for (int64_t block = 0; block < source.k / kBlock; ++block) {
-      // E4M3 reaches from 2^-9 to 448, E2M1 from 2^-1 to 6.
-      if (scales[block] != kScaleNan && (scales[block] < 16 || scales[block] > 240)) return true;
+      low = std::min(low, KernelScale(scales[block]));
+      high = std::max(high, KernelScale(scales[block]));
     }
   }
-  return false;
+  packed->min_scale = low;
+  packed->max_scale = high;
 }
 
 LinearSource RowMajorSource(const LinearWeight& weight) {
@@ -336,7 +339,9 @@ LinearWeight& LinearWeight::operator=(LinearWeight&&) noexcept = default;
 LinearWeight::~LinearWeight() = default;
 
 int64_t LinearWeight::bytes() const {
-  return packed_ == nullptr ? 0 : packed_->data.bytes();
+  if (packed_ == nullptr) return 0;
+  const int64_t slack = packed_->layout == LinearLayout::kRowMajor ? 0 : kLinearTileSlack;
+  return packed_->data.bytes() - slack;
 }
 
 Result<LinearWeight> PackLinearWeight(const LinearSource& source, Stream& stream) {
@@ -370,8 +375,9 @@ Result<LinearWeight> PackLinearWeight(const LinearSource& source, Stream& stream
     return weight;
   }
 
-  DI_ASSIGN_OR_RETURN(packed.data,
-                      Buffer::Allocate(stream.device(), packed.tiles * packed.tile_bytes));
+  DI_ASSIGN_OR_RETURN(
+      packed.data,
+      Buffer::Allocate(stream.device(), packed.tiles * packed.tile_bytes + kLinearTileSlack));
   uint8_t* data = static_cast<uint8_t*>(packed.data.data());
   const std::vector<uint8_t> zeros(static_cast<size_t>(RowBytes(source.format, source.k)));
   std::mutex mutex;
@@ -389,7 +395,7 @@ Result<LinearWeight> PackLinearWeight(const LinearSource& source, Stream& stream
     packed.nan_outputs.insert(packed.nan_outputs.end(), nan_outputs.begin(), nan_outputs.end());
   });
   std::sort(packed.nan_outputs.begin(), packed.nan_outputs.end());
-  packed.extreme_scales = HasExtremeScale(source);
+  SetScaleRange(source, &packed);
   return weight;
 }
 

@@ -3,6 +3,7 @@
 //
 // Every layout but the row-major one is a sequence of tiles of 64 outputs; a tile is one sequential
 // stream of bytes, so that a thread that works through a range of tiles reads memory front to back.
+// kLinearTileSlack bytes of no meaning follow the last tile.
 // Outputs beyond n and columns beyond k are zero.
 //
 //   FP4   per block of 32 columns: 64 scale bytes (output order), then 1024 bytes of codes.
@@ -50,9 +51,14 @@ struct LinearWeight::Packed {
   int64_t tile_bytes = 0;
   Buffer data;  // tiles; for kRowMajor a copy of the source: weight rows, then scale rows
   std::vector<int32_t> nan_outputs;
+  // Range of the scale bytes as the kernels see them, with one (127) always in it.
+  int min_scale = 127;
+  int max_scale = 127;
   // A block scale so small or large that code * scale leaves bf16's normal range: see
-  // linear_amx.cc.
-  bool extreme_scales = false;
+  // linear_amx.cc. E4M3 reaches from 2^-9 to 448, E2M1 from 2^-1 to 6.
+  bool extreme_scales() const {
+    return min_scale < 16 || max_scale > 240;
+  }
 
   const uint8_t* tile(int64_t index) const {
     return static_cast<const uint8_t*>(data.data()) + index * tile_bytes;

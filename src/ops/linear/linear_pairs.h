@@ -44,17 +44,27 @@ inline __m512i RepeatWords(__m256i words) {
   return _mm512_inserti64x4(_mm512_castsi256_si512(words), words, 1);
 }
 
+struct Unadjusted {
+  __m512i operator()(int, __m512i words) const {
+    return words;
+  }
+};
+
 // Calls use(pair, strip, 16 dwords of bf16 pairs) for the 16 pairs of columns of a block, ascending
-// for every strip. Values are unscaled.
-template <LinearCodes kCodes, class Use>
-inline void DecodePairs(const LinearTileJob& job, int64_t block, Use use) {
+// for every strip. Values are unscaled by default. Otherwise the values of FP4 and FP8 codes are
+// multiplied with 2^kExponent and replaced by adjust(strip, values); FP8 values have no sign at
+// that point. There is no negative zero among FP4 values: its sign makes no difference to a sum
+// that starts from positive zero.
+template <LinearCodes kCodes, int kExponent = 0, class Use, class Adjust = Unadjusted>
+inline void DecodePairs(const LinearTileJob& job, int64_t block, Use use, Adjust adjust = {}) {
+  constexpr int kShift = kExponent * 128;
   if constexpr (kCodes == LinearCodes::kFp4) {
     // 0 0.5 1 1.5 2 3 4 6 and the same negated, as bf16.
+    const auto value = [](int bits) { return static_cast<int16_t>(bits + kShift); };
     const __m512i values = RepeatWords(_mm256_setr_epi16(
-        0x0000, 0x3f00, 0x3f80, 0x3fc0, 0x4000, 0x4040, 0x4080, 0x40c0,
-        static_cast<int16_t>(0x8000), static_cast<int16_t>(0xbf00), static_cast<int16_t>(0xbf80),
-        static_cast<int16_t>(0xbfc0), static_cast<int16_t>(0xc000), static_cast<int16_t>(0xc040),
-        static_cast<int16_t>(0xc080), static_cast<int16_t>(0xc0c0)));
+        0, value(0x3f00), value(0x3f80), value(0x3fc0), value(0x4000), value(0x4040), value(0x4080),
+        value(0x40c0), 0, value(0xbf00), value(0xbf80), value(0xbfc0), value(0xc000), value(0xc040),
+        value(0xc080), value(0xc0c0)));
     const uint8_t* codes = job.tile + block * kFp4BlockBytes + 64;
     for (int pair = 0; pair < kPairs; pair += 4, codes += 256) {
       __m512i words[kStrips];
@@ -68,8 +78,8 @@ inline void DecodePairs(const LinearTileJob& job, int64_t block, Use use) {
 #pragma GCC unroll 4
         for (int s = 0; s < kStrips; ++s) {
           use(pair + p, s,
-              _mm512_permutexvar_epi16(_mm512_srli_epi16(words[s], static_cast<unsigned>(4 * p)),
-                                       values));
+              adjust(s, _mm512_permutexvar_epi16(
+                            _mm512_srli_epi16(words[s], static_cast<unsigned>(4 * p)), values)));
         }
       }
     }
@@ -78,9 +88,10 @@ inline void DecodePairs(const LinearTileJob& job, int64_t block, Use use) {
     // Subnormal codes 1 ... 7 are multiples of 2^-9; dot products take subnormal operands as zero,
     // so they must become normal here.
     const __m512i subnormals = RepeatWords(_mm256_setr_epi16(
-        0x0000, 0x3b00, 0x3b80, 0x3bc0, 0x3c00, 0x3c20, 0x3c40, 0x3c60, 0, 0, 0, 0, 0, 0, 0, 0));
+        0, 0x3b00 + kShift, 0x3b80 + kShift, 0x3bc0 + kShift, 0x3c00 + kShift, 0x3c20 + kShift,
+        0x3c40 + kShift, 0x3c60 + kShift, 0, 0, 0, 0, 0, 0, 0, 0));
     const __m512i magnitude_mask = _mm512_set1_epi16(0x7f);
-    const __m512i bias = _mm512_set1_epi16(0x3c00);  // (127 - 7) << 7
+    const __m512i bias = _mm512_set1_epi16(0x3c00 + kShift);  // (127 - 7) << 7
     const __m512i first_normal = _mm512_set1_epi16(8);
     const __m512i sign = _mm512_set1_epi16(static_cast<int16_t>(0x8000));
     const uint8_t* codes = job.tile + Fp8HeaderBytes(job.blocks) + block * kFp8BlockBytes;
@@ -96,7 +107,8 @@ inline void DecodePairs(const LinearTileJob& job, int64_t block, Use use) {
         const __mmask32 is_subnormal = _mm512_cmplt_epu16_mask(magnitude, first_normal);
         const __m512i value =
             _mm512_mask_permutexvar_epi16(normal, is_subnormal, magnitude, subnormals);
-        use(pair, s, _mm512_or_si512(value, _mm512_and_si512(_mm512_slli_epi16(words, 8), sign)));
+        use(pair, s,
+            _mm512_or_si512(adjust(s, value), _mm512_and_si512(_mm512_slli_epi16(words, 8), sign)));
       }
     }
   } else {

@@ -7,6 +7,7 @@
 #include <limits>
 #include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "ops/linear/linear_cases.h"
@@ -223,6 +224,85 @@ TEST_P(LinearLevel, EveryRowIsTheSameAloneAndAmongAnyNumberOfRows) {
           Multiply(weight, all.Rows(max_rows() - rows, max_rows()), stream);
       ASSERT_TRUE(SameBits(y.data(), alone.data() + (max_rows() - rows) * c.n, rows * c.n))
           << Name(c) << " rows " << rows;
+    }
+  }
+}
+
+// Rows of one kind each: ordinary values, widely varying exponents, values whose products are
+// subnormal, any finite bits, and any bits at all.
+std::vector<Bf16> RowsOfAllMagnitudes(int64_t rows, int64_t k, uint32_t seed) {
+  std::mt19937 random(seed);
+  const auto in = [&](uint32_t low, uint32_t high) { return low + random() % (high - low + 1); };
+  std::vector<Bf16> x(static_cast<size_t>(rows * k));
+  for (int64_t row = 0; row < rows; ++row) {
+    for (int64_t i = 0; i < k; ++i) {
+      uint32_t exponent = 0;
+      switch (row % 6) {
+        case 0:
+          exponent = in(120, 128);
+          break;
+        case 1:
+          exponent = in(90, 150);
+          break;
+        case 2:
+          exponent = in(0, 40);
+          break;
+        case 3:
+          exponent = in(1, 2);
+          break;
+        case 4:
+          exponent = in(0, 254);
+          break;
+        default:
+          exponent = in(0, 255);
+          break;
+      }
+      const uint32_t bits = (random() & 0x807f) | exponent << 7;
+      x[static_cast<size_t>(row * k + i)] = Bf16{static_cast<uint16_t>(bits)};
+    }
+  }
+  return x;
+}
+
+TEST_P(LinearLevel, RowsOfAnyMagnitudeAreTheSameAloneAndAmongOthers) {
+  Stream stream(1);
+  stream.set_cpu_level(GetParam());
+  const int64_t rows = 24;
+  for (const LinearCase& c :
+       {LinearCase{WeightFormat::kBf16, 70, 391}, LinearCase{WeightFormat::kFp8Block, 70, 608},
+        LinearCase{WeightFormat::kFp4Group, 70, 608}}) {
+    // Narrow scales, all that the tiles take, and beyond.
+    for (const auto& [min_scale, max_scale] :
+         {std::pair{110, 130}, std::pair{16, 240}, std::pair{0, 254}}) {
+      Stored stored = RandomWeight(c.format, c.n, c.k, 40, min_scale, max_scale);
+      if (c.format == WeightFormat::kBf16) {
+        const uint32_t low = static_cast<uint32_t>(min_scale);
+        std::mt19937 random(low);
+        for (int64_t i = 0; i < c.n * c.k; ++i) {
+          const uint32_t exponent = low + random() % static_cast<uint32_t>(max_scale - min_scale);
+          const uint16_t bits = static_cast<uint16_t>((random() & 0x807f) | exponent << 7);
+          std::memcpy(stored.weight.data() + 2 * i, &bits, 2);
+        }
+      }
+      const LinearWeight weight = Pack(stored, stream);
+      std::vector<Bf16> x = RowsOfAllMagnitudes(rows, c.k, 41);
+      const TensorView all = View(x, rows, c.k);
+      const std::vector<float> together = Multiply(weight, all, stream);
+      for (int64_t size = 1; size <= 8; ++size) {
+        for (int64_t first = 0; first + size <= rows; first += size) {
+          const std::vector<float> y = Multiply(weight, all.Rows(first, first + size), stream);
+          for (int64_t i = 0; i < size * c.n; ++i) {
+            const float got = y[static_cast<size_t>(i)];
+            const float want = together[static_cast<size_t>(first * c.n + i)];
+            // Which NaN it is may depend on the order of operands.
+            if (std::isnan(got) && std::isnan(want)) continue;
+            ASSERT_TRUE(SameBits(&got, &want, 1))
+                << Name(c) << " scales " << min_scale << " to " << max_scale << " rows " << size
+                << " row " << first + i / c.n << " output " << i % c.n << ": " << got << " and "
+                << want;
+          }
+        }
+      }
     }
   }
 }
