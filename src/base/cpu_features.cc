@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <cstring>
+#include <ostream>
 
 namespace deepinfer {
 namespace {
@@ -75,6 +76,10 @@ std::string_view CpuLevelName(CpuLevel level) {
       return "amx";
   }
   return "unknown";
+}
+
+std::ostream& operator<<(std::ostream& out, CpuLevel level) {
+  return out << CpuLevelName(level);
 }
 
 CpuLevel CpuFeatures::best_level() const {

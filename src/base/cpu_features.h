@@ -2,6 +2,7 @@
 // implementation from this at run time; nothing is compiled with -march=native.
 #pragma once
 
+#include <iosfwd>
 #include <string>
 #include <string_view>
 
@@ -18,6 +19,8 @@ enum class CpuLevel {
 };
 
 std::string_view CpuLevelName(CpuLevel level);
+// Lets test names and streams show the level by name.
+std::ostream& operator<<(std::ostream& out, CpuLevel level);
 
 struct CpuFeatures {
   bool avx2 = false;

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <ostream>
 
 #include "runtime/executor.h"
 #include "support/golden_model.h"
@@ -22,6 +23,11 @@ struct GoldenCase {
   bool recorded_chunks;  // prefill and single steps as recorded, or the whole sequence at once
   bool reference_ops;
 };
+
+void PrintTo(const GoldenCase& c, std::ostream* out) {
+  *out << c.folder << ", " << c.profile << (c.recorded_chunks ? ", recorded chunks" : ", whole")
+       << (c.reference_ops ? ", plain operations" : "");
+}
 
 std::string CaseName(const ::testing::TestParamInfo<GoldenCase>& info) {
   std::string folder = info.param.folder;
