@@ -51,6 +51,11 @@ enum class NumericsProfile : uint8_t {
 };
 
 struct LLMOptions {
+  static constexpr int kMaxThreads = 1024;
+  static constexpr int64_t kMaxTokens = int64_t{1} << 36;  // of a request, and of the cache
+  static constexpr int64_t kMaxNumSeqs = 4096;
+  static constexpr int64_t kMaxNumBatchedTokens = 1 << 20;
+
   std::string model_dir;  // checkpoint directory as published
   NumericsProfile numerics = NumericsProfile::kProduction;
   int num_threads = 0;  // 0: one per core this process may use; at most 1,024
@@ -58,8 +63,9 @@ struct LLMOptions {
       0;  // prompt + output of a request; 0: what the model supports and the cache holds
   int64_t max_num_seqs = 64;             // sequences that run at once; 1 ... 4,096
   int64_t max_num_batched_tokens = 512;  // rows of a step; max_num_seqs ... 1,048,576
-  int64_t cache_tokens =
-      0;  // capacity of the cache over all sequences; 0: chosen from the machine's memory
+  // Capacity of the cache over all sequences, rounded up to blocks of 128 tokens; 0: chosen from
+  // the machine's memory.
+  int64_t cache_tokens = 0;
 
   // Every problem, each with the field's name.
   std::vector<Error> Validate() const;

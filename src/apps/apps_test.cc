@@ -73,8 +73,48 @@ TEST(Program, FailuresAndUsageErrorsHaveTheirStatus) {
     EXPECT_EQ(usage.status, 2) << arguments << ": " << usage.output;
     EXPECT_THAT(usage.output, StartsWith("deepinfer: error: ")) << arguments;
   }
+  for (const auto& [arguments, says] : std::initializer_list<std::pair<const char*, const char*>>{
+           {"inspekt", "'inspekt' is no command of deepinfer; commands are generate, "},
+           {"bench foo", "'foo' is no command of 'bench'; commands are ops, decode"},
+           {"generate --foo", "'--foo' is no option of 'generate'"},
+           {"inspect a b", "'b' is one argument too many for 'inspect'"},
+           {"make-checkpoint --seed=-1 /tmp/x", "--seed: Value -1 not in range 0 to "},
+           {"make-checkpoint --seed 18446744073709551616 /tmp/x", "--seed: Value 184"}}) {
+    const Outcome usage = RunProgram(arguments);
+    EXPECT_EQ(usage.status, 2) << arguments;
+    EXPECT_THAT(usage.output, HasSubstr(says)) << arguments;
+  }
   EXPECT_EQ(RunProgram("--help").status, 0);
   EXPECT_THAT(RunProgram("--version").output, StartsWith("deepinfer "));
+}
+
+TEST(Program, AFullStandardOutputIsAFailureWithAReason) {
+  for (const char* arguments :
+       {"--help", "--version", "inspect " DI_TEST_DATA_DIR "/model/three/checkpoint",
+        "inspect --json " DI_TEST_DATA_DIR "/model/three/checkpoint"}) {
+    // What RunProgram appends is for the last command of the line.
+    const Outcome full = RunProgram(std::string(arguments) + " 2>&1 > /dev/full || exit $?; true");
+    EXPECT_EQ(full.status, 1) << arguments;
+    EXPECT_THAT(full.output,
+                StartsWith("deepinfer: error: writing the standard output failed: No space left"))
+        << arguments;
+    EXPECT_EQ(RunProgram(std::string(arguments) + " 2> /dev/null >&- || exit $?; true").status, 1)
+        << arguments;
+  }
+}
+
+TEST(Program, BenchTellsBeforehandWhatCannotWork) {
+  const Outcome json = RunProgram("bench ops --json /nonexistent/x.json");
+  EXPECT_EQ(json.status, 1);
+  EXPECT_EQ(json.output,
+            "deepinfer: error: the output '/nonexistent/x.json' cannot be written: No such file or "
+            "directory.\n");
+}
+
+TEST(Counted, HasASingular) {
+  EXPECT_EQ(Counted(0, "thread"), "0 threads");
+  EXPECT_EQ(Counted(1, "thread"), "1 thread");
+  EXPECT_EQ(Counted(2, "sequence"), "2 sequences");
 }
 
 TEST(Inspect, StateSizesFollowTheFormats) {

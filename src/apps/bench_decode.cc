@@ -1,12 +1,12 @@
 #include <algorithm>
 #include <chrono>
-#include <cstdio>
-#include <fstream>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <set>
 #include <vector>
 
 #include "apps/bench.h"
+#include "apps/output.h"
 #include "apps/print.h"
 #include "base/cpu_features.h"
 #include "model/active_bytes.h"
@@ -106,24 +106,30 @@ int RunBenchDecode(const BenchDecodeOptions& options) {
     return PrintError({Code::kInvalidArgument,
                        "--batch must be 1 to 4096, --prompt and --tokens at least 1.", ""});
   }
+  // Before the measurement, which takes minutes.
+  std::optional<OutputFile> file;
+  if (!options.json.empty()) {
+    Result<OutputFile> created = OutputFile::Create(options.json);
+    if (!created.has_value()) return PrintError(created.error());
+    file.emplace(std::move(*created));
+  }
   const Result<DecodeResult> measured = Measure(options);
   if (!measured.has_value()) return PrintError(measured.error());
   const DecodeResult& r = *measured;
   const auto bytes = static_cast<double>(r.bytes_per_step);
   const double gbps = bytes / r.median_step_s * 1e-9;
-  std::printf(
-      "prefill            %.1f tokens/s (%ld sequences of %ld tokens in one step)\n"
-      "decode             %.2f tokens/s, median step %.2f ms, best %.2f ms (batch %ld, %d "
-      "threads)\n"
-      "weights per step   %s (%.1f distinct experts per layer)\n"
-      "read bandwidth     %.1f GB/s median, %.1f GB/s best, measured in this run\n"
-      "share of the bound %.1f %% (median against median), %.1f %% (best against best)\n",
-      r.prefill_tokens_per_s, static_cast<long>(options.batch), static_cast<long>(options.prompt),
+  const Status printed = Print(
+      "prefill            {:.1f} tokens/s ({} of {} in one step)\n"
+      "decode             {:.2f} tokens/s, median step {:.2f} ms, best {:.2f} ms (batch {}, {})\n"
+      "weights per step   {} ({:.1f} distinct experts per layer)\n"
+      "read bandwidth     {:.1f} GB/s median, {:.1f} GB/s best, measured in this run\n"
+      "share of the bound {:.1f} % (median against median), {:.1f} % (best against best)\n",
+      r.prefill_tokens_per_s, Counted(options.batch, "sequence"), Counted(options.prompt, "token"),
       static_cast<double>(options.batch) / r.median_step_s, r.median_step_s * 1e3,
-      r.best_step_s * 1e3, static_cast<long>(options.batch), r.threads,
-      HumanBytes(r.bytes_per_step).c_str(), r.experts_per_layer, r.read_median_gbps, r.read_gbps,
+      r.best_step_s * 1e3, options.batch, Counted(r.threads, "thread"),
+      HumanBytes(r.bytes_per_step), r.experts_per_layer, r.read_median_gbps, r.read_gbps,
       100.0 * gbps / r.read_median_gbps, 100.0 * bytes / r.best_step_s * 1e-9 / r.read_gbps);
-  if (options.json.empty()) return kExitOk;
+  if (!file.has_value()) return ExitStatus(printed);
   const nlohmann::json json = {
       {"bench", "decode"},
       {"cpu", HostCpuFeatures().brand},
@@ -142,12 +148,8 @@ int RunBenchDecode(const BenchDecodeOptions& options) {
       {"read_gbps_best", r.read_gbps},
       {"share_of_bound_median", gbps / r.read_median_gbps},
       {"share_of_bound_best", bytes / r.best_step_s * 1e-9 / r.read_gbps}};
-  std::ofstream file(options.json);
-  file << json.dump(2) << '\n';
-  if (!file)
-    return PrintError(
-        {Code::kUnavailable, fmt::format("Cannot write '{}'.", options.json), "--json"});
-  return kExitOk;
+  const Status saved = file->Write(json.dump(2) + "\n");
+  return ExitStatus(saved.has_value() ? printed : saved);
 }
 
 }  // namespace deepinfer

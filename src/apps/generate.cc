@@ -3,14 +3,13 @@
 #include <fmt/core.h>
 
 #include <chrono>
-#include <cstdio>
-#include <filesystem>
 #include <optional>
 #include <utility>
 #include <vector>
 
 #include "apps/interrupt.h"
 #include "apps/jsonl.h"
+#include "apps/output.h"
 #include "apps/print.h"
 #include "apps/progress.h"
 
@@ -33,6 +32,7 @@ Result<Batch> ReadBatch(const std::string& path, const SamplingParams& defaults)
   Batch batch;
   IdRegister ids;
   for (;;) {
+    if (Interrupted()) return Fail(Code::kCancelled, "reading was interrupted.");
     DI_ASSIGN_OR_RETURN(const std::optional<InputLine> line, reader.Next());
     if (!line.has_value()) return batch;
     const int64_t place = batch.total++;
@@ -84,12 +84,10 @@ bool Aborted(const RequestOutput& output) {
 
 int RunFile(LLM& llm, const GenerateOptions& options, const SamplingParams& defaults) {
   Result<Batch> batch = ReadBatch(options.input, defaults);
-  if (!batch.has_value()) return PrintError(batch.error());
-  std::error_code ignored;
-  if (options.input != "-" && options.output != "-" &&
-      std::filesystem::equivalent(options.input, options.output, ignored)) {
-    return PrintError({Code::kInvalidArgument,
-                       "input and output are the same file; the input would be lost.", "output"});
+  if (!batch.has_value()) {
+    if (batch.error().code == Code::kCancelled)
+      WriteStderr("deepinfer: interrupted while reading the input; nothing was generated.\n");
+    return PrintError(batch.error());
   }
   Result<OrderedWriter> writer = OrderedWriter::Create(options.output);
   if (!writer.has_value()) return PrintError(writer.error());
@@ -128,11 +126,11 @@ int RunFile(LLM& llm, const GenerateOptions& options, const SamplingParams& defa
   llm.Generate(batch->requests, callbacks);
   if (written.has_value()) written = writer->Finish();
   sample.seconds = elapsed();
-  if (options.show_progress) progress_line.Finish(sample);
   if (!written.has_value()) return PrintError(written.error());
+  if (options.show_progress) progress_line.Finish(sample);
   if (sample.done < sample.total && Interrupted()) {
-    fmt::print(stderr, "deepinfer: interrupted; {} of {} lines are finished and written.\n",
-               sample.done, sample.total);
+    PrintStderr("deepinfer: interrupted; {} of {} lines are finished and written.\n", sample.done,
+                sample.total);
     return kExitInterrupted;
   }
   return sample.failed > 0 ? kExitSomeLinesFailed : kExitOk;
@@ -150,21 +148,19 @@ int RunPrompt(LLM& llm, const GenerateOptions& options, const SamplingParams& pa
   } else {
     request.prompt = options.prompt;
   }
-  bool written = true;
+  Status written;
   GenerateCallbacks callbacks;
   callbacks.on_text = [&](const StreamEvent& event) {
-    written = written &&
-              std::fwrite(event.text.data(), 1, event.text.size(), stdout) == event.text.size();
-    written = written && std::fflush(stdout) == 0;
+    if (written.has_value()) written = WriteStdout(event.text);
   };
-  callbacks.on_progress = [&](const Progress&) { return written && !Interrupted(); };
+  callbacks.on_progress = [&](const Progress&) { return written.has_value() && !Interrupted(); };
   const std::vector<RequestOutput> outputs =
       llm.Generate(std::span<const Request>(&request, 1), callbacks);
   if (outputs[0].error.has_value()) return PrintError(*outputs[0].error);
-  written = std::fputc('\n', stdout) != EOF && std::fflush(stdout) == 0 && written;
+  if (written.has_value()) written = WriteStdout("\n");
   if (outputs[0].outputs[0].error.has_value()) return PrintError(*outputs[0].outputs[0].error);
   if (Interrupted()) return kExitInterrupted;
-  return written ? kExitOk : PrintError({Code::kResourceExhausted, "writing the text failed.", ""});
+  return ExitStatus(written);
 }
 
 }  // namespace
@@ -173,6 +169,10 @@ int RunGenerate(const GenerateOptions& options) {
   const Result<SamplingParams> defaults = ParseSamplingParams(options.sampling_params);
   if (!defaults.has_value()) return PrintError(defaults.error());
   CatchInterrupts();
+  if (!options.input.empty()) {
+    const Status different = CheckNotTheSameFile(options.input, options.output);
+    if (!different.has_value()) return PrintError(different.error());
+  }
   Result<std::unique_ptr<LLM>> llm = LLM::Load(options.llm);
   if (!llm.has_value()) return PrintError(llm.error());
   return options.input.empty() ? RunPrompt(**llm, options, *defaults)

@@ -18,8 +18,8 @@ struct GenerateOptions {
   bool show_progress = true;
 };
 
-// Returns the exit status of the program: kExitOk, kExitFailure, kExitSomeLinesFailed or
-// kExitInterrupted.
+// Returns the exit status of the program: kExitOk, kExitFailure, kExitSomeLinesFailed,
+// kExitInterrupted or kExitBrokenPipe.
 int RunGenerate(const GenerateOptions& options);
 
 }  // namespace deepinfer

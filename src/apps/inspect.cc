@@ -1,9 +1,9 @@
 #include "apps/inspect.h"
 
 #include <cmath>
-#include <cstdio>
 #include <nlohmann/json.hpp>
 
+#include "apps/output.h"
 #include "apps/print.h"
 #include "ops/quantize/group_quantize.h"
 #include "weights/checkpoint.h"
@@ -216,8 +216,7 @@ std::string ReportJson(const InspectReport& report) {
 int RunInspect(const InspectOptions& options) {
   const Result<InspectReport> report = InspectCheckpoint(options.dir);
   if (!report) return PrintError(report.error());
-  fmt::print("{}\n", options.json ? ReportJson(*report) : ReportText(*report));
-  return kExitOk;
+  return ExitStatus(Print("{}\n", options.json ? ReportJson(*report) : ReportText(*report)));
 }
 
 }  // namespace deepinfer

@@ -4,7 +4,8 @@
 
 namespace deepinfer {
 
-// Installs the handler; also makes writing to a closed pipe an ordinary error. Once per process.
+// Installs the handler. Reading that waits when the signal comes fails with EINTR. Once per
+// process.
 void CatchInterrupts();
 bool Interrupted();
 

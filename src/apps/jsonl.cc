@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "apps/interrupt.h"
 #include "base/quoted.h"
 
 namespace deepinfer {
@@ -109,7 +110,14 @@ Result<std::optional<InputLine>> LineReader::Next() {
     line.number = ++number_;
     bool any = false;
     int c = 0;
-    while ((c = ::getc_unlocked(file_.get())) != EOF) {
+    for (;;) {
+      c = ::getc_unlocked(file_.get());
+      if (c == EOF && std::ferror(file_.get()) != 0 && errno == EINTR) {
+        if (Interrupted()) return Fail(Code::kCancelled, "reading was interrupted.");
+        std::clearerr(file_.get());
+        continue;
+      }
+      if (c == EOF) break;
       any = true;
       if (c == '\n') break;
       if (line.text.size() == max_line_bytes_) line.too_long = true;
@@ -170,56 +178,31 @@ std::string TextOutputLine(const LineId& id, const std::string& text) {
   return Dump({{"id", IdJson(id)}, {"text", text}});
 }
 
-void OrderedWriter::Closer::operator()(std::FILE* file) const {
-  if (file != stdout) std::fclose(file);
-}
-
 Result<OrderedWriter> OrderedWriter::Create(const std::string& path) {
-  OrderedWriter writer;
-  writer.path_ = path;
-  writer.file_.reset(path == "-" ? stdout : std::fopen(path.c_str(), "wb"));
-  if (writer.file_ == nullptr) {
-    return Fail(Code::kInvalidArgument, fmt::format("the output {} cannot be written: {}.",
-                                                    Quoted(path), std::strerror(errno)));
-  }
-  return writer;
-}
-
-Status OrderedWriter::Write(const std::string& line) {
-  if (std::fwrite(line.data(), 1, line.size(), file_.get()) == line.size() &&
-      std::fputc('\n', file_.get()) != EOF)
-    return {};
-  return Fail(Code::kResourceExhausted,
-              fmt::format("writing {} failed: {}.", Quoted(path_), std::strerror(errno)));
+  DI_ASSIGN_OR_RETURN(OutputFile file, OutputFile::Create(path));
+  return OrderedWriter(std::move(file));
 }
 
 Status OrderedWriter::Put(int64_t place, std::string line) {
   waiting_.emplace(place, std::move(line));
-  bool wrote = false;
+  std::string ready;
   for (auto entry = waiting_.find(next_place_); entry != waiting_.end();
        entry = waiting_.find(next_place_)) {
-    DI_RETURN_IF_ERROR(Write(entry->second));
+    ready += entry->second + "\n";
     waiting_.erase(entry);
     ++next_place_;
-    wrote = true;
   }
-  // Finished lines survive whatever happens to the process.
-  if (wrote && std::fflush(file_.get()) != 0) {
-    return Fail(Code::kResourceExhausted,
-                fmt::format("writing {} failed: {}.", Quoted(path_), std::strerror(errno)));
-  }
-  return {};
+  // Not buffered: finished lines survive whatever happens to the process.
+  return file_.Write(ready);
 }
 
 Status OrderedWriter::Finish() {
   std::vector<int64_t> places;
   for (const auto& [place, line] : waiting_) places.push_back(place);
   std::sort(places.begin(), places.end());
-  for (const int64_t place : places) DI_RETURN_IF_ERROR(Write(waiting_.at(place)));
+  for (const int64_t place : places) DI_RETURN_IF_ERROR(file_.Write(waiting_.at(place) + "\n"));
   waiting_.clear();
-  if (std::fflush(file_.get()) == 0) return {};
-  return Fail(Code::kResourceExhausted,
-              fmt::format("writing {} failed: {}.", Quoted(path_), std::strerror(errno)));
+  return {};
 }
 
 }  // namespace deepinfer

@@ -15,8 +15,10 @@
 #include <string>
 #include <string_view>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
+#include "apps/output.h"
 #include "base/error.h"
 #include "deepinfer/llm.h"
 
@@ -36,7 +38,8 @@ class LineReader {
   // "-" is the standard input. Errors: kNotFound, kInvalidArgument (a directory).
   static Result<LineReader> Open(const std::string& path, size_t max_line_bytes = kMaxLineBytes);
 
-  // The next line that is not blank; nullopt at the end. Errors: kDataLoss when reading fails.
+  // The next line that is not blank; nullopt at the end. Errors: kDataLoss when reading fails,
+  // kCancelled when a signal that CatchInterrupts caught ends the wait for more input.
   Result<std::optional<InputLine>> Next();
 
  private:
@@ -73,17 +76,18 @@ struct IdsLine {
   std::vector<int64_t> ids;
 };
 struct LogitsLine {
-  std::vector<int64_t> token_ids;
-  std::vector<int64_t> chunks;  // empty: not given
+  std::vector<int64_t> token_ids;  // as "token_ids" or "ids"
+  std::vector<int64_t> chunks;     // empty: not given
 };
 
 // {"id", one of "prompt", "prompt_token_ids", "messages", "sampling_params"?, "thinking_mode"?,
 // "reasoning_effort"?}. Parameters that the line does not give come from `defaults`. Ranges of
 // sampling parameters are checked too, token ids are not.
 ParsedLine<Request> ParseGenerateLine(std::string_view line, const SamplingParams& defaults = {});
-ParsedLine<TextLine> ParseTextLine(std::string_view line);      // {"id", "text"}
-ParsedLine<IdsLine> ParseIdsLine(std::string_view line);        // {"id", "ids"}
-ParsedLine<LogitsLine> ParseLogitsLine(std::string_view line);  // {"id", "token_ids", "chunks"?}
+ParsedLine<TextLine> ParseTextLine(std::string_view line);  // {"id", "text"}
+ParsedLine<IdsLine> ParseIdsLine(std::string_view line);    // {"id", "ids"}
+// {"id", "token_ids" or (as tokenize writes it) "ids", "chunks"?}
+ParsedLine<LogitsLine> ParseLogitsLine(std::string_view line);
 
 // A JSON object with the fields of sampling_params.
 Result<SamplingParams> ParseSamplingParams(std::string_view json);
@@ -109,24 +113,19 @@ std::string TextOutputLine(const LineId& id, const std::string& text);
 // Writes lines in the order of their places, each as soon as all before it are there.
 class OrderedWriter {
  public:
-  // "-" is the standard output. An existing file is replaced. Errors: kInvalidArgument when the
-  // file cannot be created.
+  // Errors: as OutputFile.
   static Result<OrderedWriter> Create(const std::string& path);
 
-  // Errors: kResourceExhausted when writing fails, for instance because the disk is full.
+  // Errors: kCancelled when nobody reads any more, kResourceExhausted when writing fails otherwise,
+  // for instance because the disk is full.
   Status Put(int64_t place, std::string line);
-  // Writes what waits for missing lines and flushes.
+  // Writes what waits for missing lines.
   Status Finish();
 
  private:
-  struct Closer {
-    void operator()(std::FILE* file) const;
-  };
-  OrderedWriter() = default;
-  Status Write(const std::string& line);
+  explicit OrderedWriter(OutputFile file) : file_(std::move(file)) {}
 
-  std::string path_;
-  std::unique_ptr<std::FILE, Closer> file_;
+  OutputFile file_;
   int64_t next_place_ = 0;
   std::unordered_map<int64_t, std::string> waiting_;
 };

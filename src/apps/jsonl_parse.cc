@@ -66,6 +66,12 @@ std::string PathAt(std::string_view text, size_t offset) {
   return path;
 }
 
+// The parser's messages end with a full stop or do not.
+std::string_view WithoutFullStop(std::string_view message) {
+  while (!message.empty() && message.back() == '.') message.remove_suffix(1);
+  return message;
+}
+
 // Reads values of one line and collects everything that is wrong with it. After a syntax error
 // (`broken`) nothing else is read.
 class Reader {
@@ -92,9 +98,20 @@ class Reader {
 
   void Syntax(const std::string& field, simdjson::error_code code) {
     if (!broken_)
-      Add(field, fmt::format("{} is not valid JSON: {}", field.empty() ? "the line" : field,
-                             simdjson::error_message(code)));
+      Add(field, fmt::format("{} is not valid JSON: {}.", field.empty() ? "the line" : field,
+                             WithoutFullStop(simdjson::error_message(code))));
     broken_ = true;
+  }
+
+  void Mismatch(const std::string& field, ondemand::value value, const char* allowed) {
+    std::string_view token = value.raw_json_token();
+    while (!token.empty() && static_cast<unsigned char>(token.back()) <= ' ')
+      token.remove_suffix(1);
+    const std::string shown = token == "{"   ? "an object"
+                              : token == "[" ? "a list"
+                                             : Quoted(token, 60);
+    Add(field, fmt::format("{} is {}; allowed is {}.", field.empty() ? "the line" : field, shown,
+                           allowed));
   }
 
   bool IsNull(ondemand::value value) {
@@ -118,7 +135,12 @@ class Reader {
   void Read(const std::string& field, ondemand::value value, std::string* out) {
     if (!Is(field, value, ondemand::json_type::string, "a string")) return;
     std::string_view text;
-    Take(field, value, value.get(text), "a string");
+    if (value.get(text) != simdjson::SUCCESS) {
+      Add(field, fmt::format("{} has an escape sequence that is no character: half of a surrogate "
+                             "pair, or an unknown one.",
+                             field));
+      return Stop();
+    }
     *out = text;
   }
   // Null means absent.
@@ -215,17 +237,6 @@ class Reader {
     Mismatch(field, value, allowed);
     if (code != simdjson::INCORRECT_TYPE) Stop();
     return false;
-  }
-
-  void Mismatch(const std::string& field, ondemand::value value, const char* allowed) {
-    std::string_view token = value.raw_json_token();
-    while (!token.empty() && static_cast<unsigned char>(token.back()) <= ' ')
-      token.remove_suffix(1);
-    const std::string shown = token == "{"   ? "an object"
-                              : token == "[" ? "a list"
-                                             : Quoted(token, 60);
-    Add(field, fmt::format("{} is {}; allowed is {}.", field.empty() ? "the line" : field, shown,
-                           allowed));
   }
 
   std::vector<Error> problems_;
@@ -409,17 +420,18 @@ void ReadThinkingMode(Reader& reader, const std::string& field, ondemand::value 
 
 void ReadId(Reader& reader, const std::string& field, ondemand::value value,
             std::optional<LineId>* id) {
-  ondemand::json_type type;
+  ondemand::json_type type = ondemand::json_type::null;
   if (value.type().get(type) == simdjson::SUCCESS && type == ondemand::json_type::number) {
     int64_t number = 0;
     reader.Read(field, value, &number);
     if (!reader.failed()) *id = LineId{fmt::format("{}", number), true};
     return;
   }
+  if (type != ondemand::json_type::string)
+    return reader.Mismatch(field, value, "a string or an integer");
   std::string text;
-  const bool failed_before = reader.failed();
   reader.Read(field, value, &text);
-  if (reader.failed() && !failed_before) return;
+  if (reader.broken()) return;
   if (text.empty() || text.size() > 1024) {
     reader.Add(field, fmt::format("id has {} bytes; allowed are 1 ... 1024.", text.size()));
     return;
@@ -601,9 +613,13 @@ ParsedLine<IdsLine> ParseIdsLine(std::string_view line) {
 ParsedLine<LogitsLine> ParseLogitsLine(std::string_view line) {
   LogitsLine parsed;
   Reader reader;
+  std::string ids_field;
   bool has_chunks = false;
   const auto read = [&](const std::string& key, const std::string& field, ondemand::value value) {
-    if (key == "token_ids") {
+    if (key == "token_ids" || key == "ids") {
+      if (!ids_field.empty())
+        reader.Add(field, "ids and token_ids are the same field; give one of them.");
+      ids_field = field;
       reader.Read(field, value, &parsed.token_ids);
     } else if (key == "chunks") {
       has_chunks = true;
@@ -614,8 +630,9 @@ ParsedLine<LogitsLine> ParseLogitsLine(std::string_view line) {
     return true;
   };
   const auto check = [&] {
+    const std::string name = ids_field.empty() ? "token_ids" : ids_field;
     if (parsed.token_ids.empty())
-      reader.Add("token_ids", "token_ids is missing or empty; at least one token is needed.");
+      reader.Add(name, fmt::format("{} is missing or empty; at least one token is needed.", name));
     int64_t left = static_cast<int64_t>(parsed.token_ids.size());
     for (size_t i = 0; i < parsed.chunks.size(); ++i) {
       if (parsed.chunks[i] >= 1 && parsed.chunks[i] <= left) {
@@ -632,7 +649,7 @@ ParsedLine<LogitsLine> ParseLogitsLine(std::string_view line) {
                                        parsed.token_ids.size()));
     }
   };
-  return ParseLine(line, "id, token_ids and chunks", &parsed, reader, read, check);
+  return ParseLine(line, "id, token_ids (or ids) and chunks", &parsed, reader, read, check);
 }
 
 Result<SamplingParams> ParseSamplingParams(std::string_view json) {
@@ -652,7 +669,7 @@ Result<SamplingParams> ParseSamplingParams(std::string_view json) {
     reader.Syntax("sampling_params", code);
   } else {
     ReadSamplingParams(reader, "sampling_params", value, &params);
-    if (!reader.broken() && !AtEnd(document))
+    if (!reader.failed() && !AtEnd(document))
       reader.Add("sampling_params", "sampling_params goes on after its JSON object.");
   }
   if (!reader.failed()) reader.AddAll(params.Validate());

@@ -197,13 +197,13 @@ TEST(ParseGenerateLine, EachFaultNamesItsField) {
       {"{\"prompt\":\"\\\"\xed\xa0\x80\",\"id\":\"a\"}", "prompt", "not UTF-8"},
       {R"({"prompt":"x"})", "id", "id is missing", false},
       {R"({"id":"","prompt":"x"})", "id", "0 bytes", false},
-      {R"({"id":null,"prompt":"x"})", "id", "a string", false},
+      {R"({"id":null,"prompt":"x"})", "id", "allowed is a string or an integer", false},
       {R"({"id":1.5,"prompt":"x"})", "id", "an integer", false},
       {R"({"id":"a","prompt":"x"} {})", "", "goes on after"},
       {R"({"id":"a","prompt":"x"} trailing)", "", "not valid JSON", false},
       {R"({"id":"a","prompt":"x")", "", "not valid JSON", false},
       {R"({"id":"a","prompt":"x)", "", "", false},
-      {R"({"id":"a","prompt":"\ud800"})", "prompt", ""},
+      {R"({"id":"a","prompt":"\ud800"})", "prompt", "surrogate pair"},
       {R"(["id"])", "", "not a JSON object", false},
       {R"(hello)", "", "", false},
       {R"(5)", "", "", false},
@@ -228,6 +228,16 @@ TEST(ParseGenerateLine, AllProblemsOfALineAreInItsMessage) {
   EXPECT_THAT(message, HasSubstr("sampling_params.n is '\"x\"'"));
 }
 
+TEST(ParseSamplingParams, SaysWhatIsWrongOnce) {
+  EXPECT_EQ(ParseSamplingParams("[]").error().message,
+            "sampling_params is a list; allowed is an object.");
+  EXPECT_THAT(ParseSamplingParams("{} {}").error().message, HasSubstr("goes on after"));
+  const std::string broken = ParseSamplingParams("{").error().message;
+  EXPECT_THAT(broken, HasSubstr("is not valid JSON"));
+  EXPECT_EQ(broken.find(".."), std::string::npos) << broken;
+  EXPECT_EQ(broken.back(), '.');
+}
+
 TEST(ParseGenerateLine, DeepNestingIsAnError) {
   const std::string deep =
       R"({"id":"a","prompt":)" + std::string(100'000, '[') + std::string(100'000, ']') + "}";
@@ -242,6 +252,10 @@ TEST(ParseOtherLines, ReadTheirFieldsAndNothingElse) {
   const auto logits = ParseLogitsLine(R"({"id":"p","token_ids":[1,2,3],"chunks":[2,1]})");
   EXPECT_EQ(logits.value->chunks, (std::vector<int64_t>{2, 1}));
   EXPECT_TRUE(ParseLogitsLine(R"({"id":"p","token_ids":[1]})").value->chunks.empty());
+  EXPECT_EQ(ParseLogitsLine(R"({"id":"p","ids":[4,5]})").value->token_ids,
+            (std::vector<int64_t>{4, 5}));
+  EXPECT_THAT(ParseLogitsLine(R"({"id":"p","ids":[4],"token_ids":[4]})").value.error().message,
+              HasSubstr("give one of them"));
   EXPECT_EQ(ParseLogitsLine(R"({"id":"p","token_ids":[]})").value.error().field, "token_ids");
   EXPECT_EQ(ParseLogitsLine(R"({"id":"p","token_ids":[1,2],"chunks":[1]})").value.error().field,
             "chunks");

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "apps/jsonl.h"
+#include "apps/output.h"
 #include "apps/print.h"
 #include "model/config.h"
 #include "runtime/executor.h"
@@ -199,6 +200,7 @@ Status RunJob(Executor& executor, const Job& job, const LogitsOptions& options,
 Status WriteLogits(const LogitsOptions& options) {
   if (const std::vector<Error> problems = options.llm.Validate(); !problems.empty())
     return tl::unexpected<Error>(problems[0]);
+  DI_RETURN_IF_ERROR(CheckNotTheSameFile(options.input, options.output));
   DI_ASSIGN_OR_RETURN(const ModelConfig config, LoadModelConfig(options.llm.model_dir));
   DI_ASSIGN_OR_RETURN(const std::vector<Job> jobs, ReadJobs(options, config));
   int64_t longest = 1;
@@ -233,8 +235,7 @@ Status WriteLogits(const LogitsOptions& options) {
 }  // namespace
 
 int RunLogits(const LogitsOptions& options) {
-  const Status status = WriteLogits(options);
-  return status.has_value() ? kExitOk : PrintError(status.error());
+  return ExitStatus(WriteLogits(options));
 }
 
 }  // namespace deepinfer

@@ -1,19 +1,53 @@
 // The program `deepinfer`: parses the command line, installs the log sink and calls one command.
 // All use of the option parser is in this file. Exit status: 0 success, 1 failure, 2 usage error, 3
-// finished but some input lines failed, 130 interrupted.
+// finished but some input lines failed, 130 interrupted, 141 nobody reads the output any more.
 #include <CLI/CLI.hpp>
+#include <algorithm>
+#include <charconv>
 #include <exception>
+#include <limits>
+#include <sstream>
 
 #include "apps/bench.h"
 #include "apps/generate.h"
 #include "apps/inspect.h"
+#include "apps/jsonl.h"
 #include "apps/logits.h"
 #include "apps/make_checkpoint.h"
+#include "apps/output.h"
 #include "apps/print.h"
 #include "apps/tokenize.h"
+#include "base/log.h"
+#include "base/quoted.h"
 
 namespace deepinfer {
 namespace {
+
+// Checks of option values: empty, or what is wrong. The option's name is put in front.
+
+std::string CheckSeed(const std::string& text) {
+  uint64_t seed = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), seed);
+  if (!text.empty() && error == std::errc() && end == text.data() + text.size()) return "";
+  return fmt::format("Value {} not in range 0 to {}", text, std::numeric_limits<uint64_t>::max());
+}
+
+std::string CheckSamplingParams(const std::string& text) {
+  const Result<SamplingParams> params = ParseSamplingParams(text);
+  return params.has_value() ? "" : params.error().message;
+}
+
+CLI::Validator OneOf(std::vector<std::string> words) {
+  std::string list;
+  for (const std::string& word : words) list += (list.empty() ? "" : " or ") + word;
+  return CLI::Validator(
+      [words, list](const std::string& text) {
+        return std::find(words.begin(), words.end(), text) != words.end()
+                   ? std::string()
+                   : fmt::format("{} is given; allowed is {}", Quoted(text), list);
+      },
+      list);
+}
 
 // Each AddXCommand registers one sub-command, which stores its exit status in `status`.
 
@@ -34,9 +68,10 @@ void AddMakeCheckpointCommand(CLI::App& app, int& status) {
   command
       ->add_option("--preset", options->preset,
                    "tiny: every mechanism in a few MB; slice: released widths, chosen counts")
-      ->check(CLI::IsMember({"tiny", "slice"}))
+      ->check(OneOf({"tiny", "slice"}))
       ->capture_default_str();
   command->add_option("--seed", options->seed, "The same seed gives the same bytes")
+      ->check(CLI::Validator(CheckSeed, "0 to 2^64-1"))
       ->capture_default_str();
   command->add_option("--threads", options->num_threads, "0: all processors")
       ->check(CLI::Range(0, 1024))
@@ -72,12 +107,14 @@ void AddMakeCheckpointCommand(CLI::App& app, int& status) {
 void AddModelOptions(CLI::App* command, LLMOptions& llm) {
   command->add_option("--model", llm.model_dir, "Checkpoint directory")->required();
   command
-      ->add_option(
-          "--numerics", llm.numerics,
+      ->add_option_function<std::string>(
+          "--numerics",
+          [&llm](const std::string& name) {
+            llm.numerics =
+                name == "reference" ? NumericsProfile::kReference : NumericsProfile::kProduction;
+          },
           "production: as the published engine rounds; reference: as the vendor's small program")
-      ->transform(CLI::CheckedTransformer(
-          std::map<std::string, NumericsProfile>{{"production", NumericsProfile::kProduction},
-                                                 {"reference", NumericsProfile::kReference}}))
+      ->check(OneOf({"production", "reference"}))
       ->default_str("production");
   command->add_option("--threads", llm.num_threads, "0: one per processor")
       ->check(CLI::Range(0, 1024))
@@ -94,7 +131,7 @@ void AddGenerateCommand(CLI::App& app, int& status) {
       "skipped; a line that is wrong gets an error object in the output and harms no other. Output "
       "lines keep the input's order.\n"
       "Exit status: 0 every line is fine, 3 finished but some lines failed, 1 failure, 2 wrong "
-      "usage, 130 interrupted.\n"
+      "usage, 130 interrupted, 141 nobody reads the output.\n"
       "docs/generate.md describes both formats, docs/sampling.md the sampling parameters.");
   AddModelOptions(command, options->llm);
   CLI::Option* input =
@@ -112,23 +149,42 @@ void AddGenerateCommand(CLI::App& app, int& status) {
   command
       ->add_option("--sampling-params", options->sampling_params,
                    "JSON object; what the input does not give")
+      ->check(CLI::Validator(CheckSamplingParams, "", "JSON"))
       ->capture_default_str();
   LLMOptions& llm = options->llm;
   command
       ->add_option("--max-model-len", llm.max_model_len,
                    "Prompt + output of a request; 0: as the model and memory allow")
+      ->check(CLI::Range(int64_t{0}, LLMOptions::kMaxTokens))
       ->capture_default_str();
   command->add_option("--max-num-seqs", llm.max_num_seqs, "Sequences that run at once")
+      ->check(CLI::Range(int64_t{1}, LLMOptions::kMaxNumSeqs))
       ->capture_default_str();
-  command->add_option("--max-num-batched-tokens", llm.max_num_batched_tokens, "Rows of one step")
+  command
+      ->add_option("--max-num-batched-tokens", llm.max_num_batched_tokens,
+                   "Rows of one step; at least --max-num-seqs")
+      ->check(CLI::Range(int64_t{1}, LLMOptions::kMaxNumBatchedTokens))
       ->capture_default_str();
   command
       ->add_option("--cache-tokens", llm.cache_tokens,
-                   "Cache capacity in tokens; 0: chosen from the machine's memory")
+                   "Cache capacity in tokens, rounded up to blocks of 128; 0: chosen from the "
+                   "machine's memory")
+      ->check(CLI::Range(int64_t{0}, LLMOptions::kMaxTokens))
       ->capture_default_str();
   command->add_flag("!--no-progress", options->show_progress, "No progress line on standard error");
   command->callback([options, input, prompt, &status] {
     if (input->count() + prompt->count() == 0) throw CLI::RequiredError("--input or --prompt");
+    if (options->llm.max_num_batched_tokens < options->llm.max_num_seqs) {
+      throw CLI::ValidationError(
+          "--max-num-batched-tokens",
+          fmt::format("Value {} is less than --max-num-seqs, which is {}",
+                      options->llm.max_num_batched_tokens, options->llm.max_num_seqs));
+    }
+    if (const Result<SamplingParams> params = ParseSamplingParams(options->sampling_params);
+        prompt->count() > 0 && params.has_value() && params->n != 1) {
+      throw CLI::ValidationError(
+          "--sampling-params", fmt::format("n is {}; --prompt prints one completion.", params->n));
+    }
     status = RunGenerate(*options);
   });
 }
@@ -139,7 +195,7 @@ void AddTokenizerCommand(CLI::App& app, int& status, const char* name, const cha
   CLI::App* command = app.add_subcommand(name, what);
   command->footer(
       "Exit status: 0 every line is fine, 3 finished but some lines failed, 1 failure, 2 wrong "
-      "usage.");
+      "usage, 130 interrupted, 141 nobody reads the output.");
   CLI::Option* model = command->add_option("--model", options->model, "Checkpoint directory");
   CLI::Option* tokenizer =
       command->add_option("--tokenizer", options->tokenizer, "A tokenizer.json");
@@ -162,12 +218,20 @@ void AddLogitsCommand(CLI::App& app, int& status) {
   CLI::App* command = app.add_subcommand(
       "logits", "Write the model's logits for given tokens to a safetensors file");
   command->footer(
-      "Input lines: {\"id\", \"token_ids\", \"chunks\" (optional)}. docs/generate.md describes the "
+      "Input lines: {\"id\", \"token_ids\" or \"ids\", \"chunks\" (optional)}. docs/generate.md "
+      "describes the "
       "tensors.");
   AddModelOptions(command, options->llm);
   command->add_option("--input", options->input, "JSON lines; '-' is the standard input")
       ->capture_default_str();
-  command->add_option("--output", options->output, "A safetensors file")->required();
+  command->add_option("--output", options->output, "A safetensors file")
+      ->required()
+      ->check(CLI::Validator(
+          [](const std::string& path) {
+            return path == "-" ? "A safetensors file cannot go to the standard output; give a path"
+                               : "";
+          },
+          ""));
   command->add_option("--last", options->last, "Only the last K rows of each line; 0: all")
       ->check(CLI::Range(int64_t{0}, int64_t{1} << 40))
       ->capture_default_str();
@@ -214,6 +278,54 @@ void AddBenchCommand(CLI::App& app, int& status) {
   decode_command->callback([decode, &status] { status = RunBenchDecode(*decode); });
 }
 
+// The innermost command that the command line names.
+const CLI::App* NamedCommand(const CLI::App& app) {
+  const CLI::App* command = &app;
+  while (!command->get_subcommands().empty()) command = command->get_subcommands().front();
+  return command;
+}
+
+// A word that no command expects is told first: that an option or a command is missing may follow
+// from it.
+std::string UsageMessage(const CLI::App& app, const CLI::ParseError& error) {
+  const CLI::App* command = NamedCommand(app);
+  const std::vector<std::string> unknown = app.remaining(true);
+  if (unknown.empty()) return error.what();
+  const auto option = std::find_if(unknown.begin(), unknown.end(),
+                                   [](const std::string& word) { return word.starts_with("-"); });
+  const std::string path =
+      command == &app ? app.get_name() : fmt::format("'{}'", command->get_name());
+  if (option != unknown.end()) return fmt::format("{} is no option of {}", Quoted(*option), path);
+  const auto all = command->get_subcommands([](const CLI::App*) { return true; });
+  if (all.empty())
+    return fmt::format("{} is one argument too many for {}", Quoted(unknown[0]), path);
+  std::string names;
+  for (const CLI::App* known : all) names += (names.empty() ? "" : ", ") + known->get_name();
+  return fmt::format("{} is no command of {}; commands are {}", Quoted(unknown[0]), path, names);
+}
+
+// Warnings and errors of the library are always shown, life-cycle messages on request; but nobody
+// should wait for a large model without a sign of life.
+void ShowLog(const bool& verbose) {
+  SetLogSink(
+      [&verbose](LogLevel level, std::string_view line) {
+        if (level == LogLevel::kInfo && !verbose && !line.starts_with("loading")) return;
+        PrintStderr("deepinfer: {}{}\n",
+                    level == LogLevel::kError  ? "error: "
+                    : level == LogLevel::kWarn ? "warning: "
+                                               : "",
+                    line);
+      },
+      LogLevel::kInfo);
+}
+
+// The same switch for the program and each of its commands.
+void AddVerbose(CLI::App* command, bool& verbose) {
+  command->add_flag("--verbose", verbose, "Also messages on what happens, on standard error");
+  for (CLI::App* sub : command->get_subcommands([](const CLI::App*) { return true; }))
+    AddVerbose(sub, verbose);
+}
+
 int Main(int argc, char** argv) {
   CLI::App app("DeepInfer: an inference engine for DeepSeek-V4.1-Flash", "deepinfer");
   app.set_version_flag("--version", "deepinfer " DI_VERSION);
@@ -228,12 +340,19 @@ int Main(int argc, char** argv) {
   AddInspectCommand(app, status);
   AddMakeCheckpointCommand(app, status);
   AddBenchCommand(app, status);
+  static bool verbose = false;  // the sink outlives this function
+  AddVerbose(&app, verbose);
+  ShowLog(verbose);
   try {
     app.parse(argc, argv);
-  } catch (const CLI::Success& success) {
-    return app.exit(success);  // --help and --version
+  } catch (const CLI::Success& success) {  // --help and --version
+    std::ostringstream text;
+    app.exit(success, text, text);
+    return ExitStatus(WriteStdout(text.str()));
   } catch (const CLI::ParseError& error) {
-    fmt::print(stderr, "deepinfer: error: {}\nRun 'deepinfer --help' for usage.\n", error.what());
+    PrintStderr("deepinfer: error: {}\nRun 'deepinfer{}{} --help' for usage.\n",
+                UsageMessage(app, error), app.get_subcommands().empty() ? "" : " ",
+                app.get_subcommands().empty() ? "" : app.get_subcommands().front()->get_name());
     return kExitUsage;
   }
   return status;
@@ -243,6 +362,7 @@ int Main(int argc, char** argv) {
 }  // namespace deepinfer
 
 int main(int argc, char** argv) {
+  deepinfer::PrepareStandardStreams();
   try {
     return deepinfer::Main(argc, argv);
   } catch (const std::exception& error) {

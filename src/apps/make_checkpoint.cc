@@ -4,9 +4,9 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cstdio>
 #include <thread>
 
+#include "apps/output.h"
 #include "apps/print.h"
 #include "base/quoted.h"
 
@@ -41,16 +41,16 @@ int RunMakeCheckpoint(const MakeCheckpointOptions& options) {
     if (!terminal || now - printed < std::chrono::milliseconds(500)) return;
     printed = now;
     const double seconds = std::chrono::duration<double>(now - start).count();
-    fmt::print(stderr, "\r{} of {}, {:.0f} MB/s ", HumanBytes(done), HumanBytes(bytes_total),
-               static_cast<double>(done) / 1e6 / seconds);
+    PrintStderr("\r{} of {}, {:.0f} MB/s ", HumanBytes(done), HumanBytes(bytes_total),
+                static_cast<double>(done) / 1e6 / seconds);
   };
   const Status status = WriteRandomCheckpoint(random);
-  if (terminal && printed != start) fmt::print(stderr, "\n");
+  if (terminal && printed != start) PrintStderr("\n");
   if (!status) return PrintError(status.error());
   const double seconds = std::chrono::duration<double>(Clock::now() - start).count();
-  fmt::print("Wrote {} of weights to {} in {:.1f} s ({:.0f} MB/s).\n", HumanBytes(total),
-             options.output, seconds, static_cast<double>(total) / 1e6 / seconds);
-  return kExitOk;
+  return ExitStatus(Print("Wrote {} of weights to {} in {:.1f} s ({:.0f} MB/s).\n",
+                          HumanBytes(total), options.output, seconds,
+                          static_cast<double>(total) / 1e6 / seconds));
 }
 
 }  // namespace deepinfer

@@ -1,12 +1,22 @@
 #include "apps/print.h"
 
-#include <cstdio>
+#include "apps/interrupt.h"
+#include "apps/output.h"
 
 namespace deepinfer {
 
 int PrintError(const Error& error) {
-  fmt::print(stderr, "deepinfer: error: {}\n", error.message);
+  if (error.code == Code::kCancelled) return Interrupted() ? kExitInterrupted : kExitBrokenPipe;
+  PrintStderr("deepinfer: error: {}\n", error.message);
   return kExitFailure;
+}
+
+int ExitStatus(const Status& status) {
+  return status.has_value() ? kExitOk : PrintError(status.error());
+}
+
+std::string Counted(int64_t count, std::string_view noun) {
+  return fmt::format("{} {}{}", count, noun, count == 1 ? "" : "s");
 }
 
 std::string HumanBytes(int64_t bytes) {

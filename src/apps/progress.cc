@@ -4,8 +4,9 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cstdio>
 #include <utility>
+
+#include "apps/output.h"
 
 namespace deepinfer {
 namespace {
@@ -49,11 +50,10 @@ void ProgressLine::Print(const ProgressSample& sample, bool last) {
   const std::string text = name_ + ": " + ProgressText(sample);
   if (terminal_) {
     // Carriage return and "erase to the end of the line".
-    fmt::print(stderr, "\r{}\x1b[K{}", text, last ? "\n" : "");
+    PrintStderr("\r{}\x1b[K{}", text, last ? "\n" : "");
   } else {
-    fmt::print(stderr, "{}\n", text);
+    PrintStderr("{}\n", text);
   }
-  std::fflush(stderr);
 }
 
 }  // namespace deepinfer

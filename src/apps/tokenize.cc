@@ -4,7 +4,9 @@
 
 #include <utility>
 
+#include "apps/interrupt.h"
 #include "apps/jsonl.h"
+#include "apps/output.h"
 #include "apps/print.h"
 #include "text/tokenizer.h"
 
@@ -15,11 +17,19 @@ namespace {
 // be larger than memory.
 template <class Parse, class Convert>
 Result<int> ConvertLines(const TokenizeOptions& options, Parse parse, Convert convert) {
+  DI_RETURN_IF_ERROR(CheckNotTheSameFile(options.input, options.output));
   DI_ASSIGN_OR_RETURN(LineReader reader, LineReader::Open(options.input));
   DI_ASSIGN_OR_RETURN(OrderedWriter writer, OrderedWriter::Create(options.output));
   int64_t failed = 0;
   for (int64_t place = 0;; ++place) {
-    DI_ASSIGN_OR_RETURN(const std::optional<InputLine> line, reader.Next());
+    const Result<std::optional<InputLine>> next = reader.Next();
+    // Every line that was read whole is written by now.
+    if (Interrupted()) {
+      PrintStderr("deepinfer: interrupted; {} written.\n", Counted(place, "line"));
+      return kExitInterrupted;
+    }
+    if (!next.has_value()) return tl::unexpected<Error>(next.error());
+    const std::optional<InputLine>& line = *next;
     if (!line.has_value()) break;
     std::optional<LineId> id;
     Result<std::string> converted = Fail(
@@ -52,6 +62,7 @@ int Finish(const Result<int>& status) {
 }  // namespace
 
 int RunTokenize(const TokenizeOptions& options) {
+  CatchInterrupts();
   const Result<Tokenizer> tokenizer = LoadTokenizer(options);
   if (!tokenizer.has_value()) return PrintError(tokenizer.error());
   EncodeOptions encode;
@@ -69,6 +80,7 @@ int RunTokenize(const TokenizeOptions& options) {
 }
 
 int RunDetokenize(const TokenizeOptions& options) {
+  CatchInterrupts();
   const Result<Tokenizer> tokenizer = LoadTokenizer(options);
   if (!tokenizer.has_value()) return PrintError(tokenizer.error());
   return Finish(ConvertLines(

@@ -13,15 +13,14 @@ std::vector<Error> LLMOptions::Validate() const {
         Code::kInvalidArgument,
         fmt::format("{} is {}; allowed are {} ... {}{}.", field, value, low, high, note), field});
   };
-  constexpr int64_t kMaxTokens = int64_t{1} << 40;
   if (model_dir.empty()) {
     problems.push_back(Error{Code::kInvalidArgument,
                              "model_dir is empty; it names a checkpoint directory.", "model_dir"});
   }
-  check("num_threads", num_threads, 0, 1024, " (0: one per core)");
+  check("num_threads", num_threads, 0, kMaxThreads, " (0: one per core)");
   check("max_model_len", max_model_len, 0, kMaxTokens, " (0: as the model and the cache allow)");
-  check("max_num_seqs", max_num_seqs, 1, 4096, "");
-  check("max_num_batched_tokens", max_num_batched_tokens, 1, 1 << 20, "");
+  check("max_num_seqs", max_num_seqs, 1, kMaxNumSeqs, "");
+  check("max_num_batched_tokens", max_num_batched_tokens, 1, kMaxNumBatchedTokens, "");
   check("cache_tokens", cache_tokens, 0, kMaxTokens, " (0: chosen from the machine's memory)");
   if (problems.empty() && max_num_batched_tokens < max_num_seqs) {
     problems.push_back(Error{

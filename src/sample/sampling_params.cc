@@ -138,7 +138,7 @@ std::vector<Error> SamplingParams::Validate(int64_t vocab_size) const {
   problems.Integer("min_tokens", min_tokens, 0, kMaxInt);
   if (max_tokens.has_value()) {
     problems.Integer("max_tokens", *max_tokens, 0, kMaxInt);
-    if (min_tokens > *max_tokens) {
+    if (*max_tokens >= 0 && min_tokens > *max_tokens) {
       problems.Add("min_tokens",
                    fmt::format("min_tokens is {}; allowed is at most max_tokens, which is {}.",
                                min_tokens, *max_tokens));

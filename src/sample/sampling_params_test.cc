@@ -27,6 +27,12 @@ TEST(SamplingParams, DefaultsAreValidAndNeutral) {
   EXPECT_FALSE(params.max_tokens.has_value());
 }
 
+TEST(SamplingParams, AnImpossibleMaximumDoesNotAccuseTheMinimum) {
+  SamplingParams params;
+  params.max_tokens = -1;
+  EXPECT_EQ(Fields(params.Validate()), std::vector<std::string>{"max_tokens"});
+}
+
 struct Case {
   const char* field;
   std::function<void(SamplingParams&)> change;

@@ -114,6 +114,62 @@ TEST_F(CommandsTest, LogitsDoNotDependOnChunksAndLastKeepsTheLastRows) {
   EXPECT_FALSE(Tensor(Path("reference"), "whole") == whole);
 }
 
+TEST_F(CommandsTest, TheInputIsNeverTheOutput) {
+  const std::string content = "{\"id\": 1, \"text\": \"x\"}\n";
+  const std::string input = Write("in", content);
+  const std::string model = " --model " + std::string(kModel);
+  for (const char* command : {"tokenize", "detokenize", "logits"}) {
+    EXPECT_EQ(
+        Run(command + model + " --input " + input + " --output " + input + " 2> " + Path("log")),
+        1);
+    EXPECT_THAT(Read(Path("log")), HasSubstr("input and output are the same file"));
+    EXPECT_EQ(Read(input), content) << command;
+  }
+  EXPECT_EQ(Run("tokenize" + model + " < " + input + " 1<> " + input + " 2> /dev/null"), 1);
+  EXPECT_EQ(Run("tokenize" + model + " --output " + input + " < " + input + " 2> /dev/null"), 1);
+  EXPECT_EQ(Read(input), content);
+}
+
+TEST_F(CommandsTest, AnInterruptedTokenizeHasWrittenWhatItRead) {
+  ASSERT_EQ(Shell("mkfifo " + Path("pipe")), 0);
+  for (const char* signal : {"INT", "TERM"}) {
+    EXPECT_EQ(
+        Shell("exec 3<> " + Path("pipe") + "; echo '{\"id\": 7, \"text\": \"x\"}' >&3; " +
+              std::string(kProgram) + " tokenize --model " + kModel + " --output " + Path("out") +
+              " < " + Path("pipe") + " 2> " + Path("log") + " & pid=$!; until [ -s " + Path("out") +
+              " ]; do sleep 0.05; kill -0 $pid || exit 99; done; sleep 0.5; kill -" + signal +
+              " $pid; wait $pid"),
+        130);
+    const std::vector<json> lines = ReadLines(Path("out"));
+    ASSERT_EQ(lines.size(), 1u);
+    EXPECT_EQ(lines[0]["id"], 7);
+    EXPECT_THAT(Read(Path("log")), HasSubstr("interrupted; 1 line written."));
+    std::filesystem::remove(Path("out"));
+  }
+}
+
+TEST_F(CommandsTest, AReaderThatGoesAwayEndsTokenizeQuietly) {
+  const std::string input = Write("in", "{\"id\": 1, \"text\": \"x\"}\n");
+  EXPECT_EQ(Shell("bash -c '(sleep 0.3; cat " + input + ") | " + std::string(kProgram) +
+                  " tokenize --model " + kModel + " 2> " + Path("log") +
+                  " | true; exit ${PIPESTATUS[1]}'"),
+            141);
+  EXPECT_EQ(Read(Path("log")), "");
+}
+
+TEST_F(CommandsTest, LogitsTakesWhatTokenizeWrites) {
+  const std::string text = Write("text", "{\"id\": \"a\", \"text\": \"The cat\"}\n");
+  const std::string model = " --model " + std::string(kModel);
+  ASSERT_EQ(Run("tokenize" + model + " --input " + text + " --output " + Path("ids")), 0);
+  ASSERT_EQ(Run("logits" + model + " --input " + Path("ids") + " --output " + Path("out")), 0);
+  std::vector<int64_t> shape;
+  Tensor(Path("out"), "a", &shape);
+  EXPECT_EQ(shape[0], static_cast<int64_t>(ReadLines(Path("ids"))[0]["ids"].size()));
+  EXPECT_EQ(Run("logits" + model + " --input " + Path("ids") + " --output - 2> " + Path("log")), 2);
+  EXPECT_THAT(Read(Path("log")),
+              HasSubstr("--output: A safetensors file cannot go to the standard output"));
+}
+
 TEST_F(CommandsTest, LogitsRefusesFaultyInputAndWritesNothing) {
   const std::string input = Write("in",
                                   "{\"id\": 1, \"token_ids\": [1]}\n{\"id\": 2, \"token_ids\": "

@@ -230,10 +230,64 @@ TEST_F(GenerateTest, APromptOnTheCommandLinePrintsItsText) {
 TEST_F(GenerateTest, WrongUsageHasItsOwnStatusAndSentence) {
   EXPECT_EQ(Shell(Generate("2> " + Path("log"))), 2);
   EXPECT_THAT(Read(Path("log")), HasSubstr("--input or --prompt"));
-  EXPECT_EQ(Shell(Generate("--prompt x --sampling-params '{\"n\": 0}' 2> " + Path("log"))), 1);
-  EXPECT_THAT(Read(Path("log")), HasSubstr("n is 0; allowed are 1 ... 1024."));
+  struct Usage {
+    const char* arguments;
+    const char* says;
+  };
+  for (const Usage& usage : {
+           Usage{"--sampling-params '{\"n\": 0}'",
+                 "--sampling-params: n is 0; allowed are 1 ... 1024."},
+           Usage{"--sampling-params '{\"n\": 2}'",
+                 "--sampling-params: n is 2; --prompt prints one"},
+           Usage{"--sampling-params '{'", "--sampling-params: sampling_params is not valid JSON"},
+           Usage{"--max-num-seqs 0", "--max-num-seqs: Value 0 not in range 1 to 4096"},
+           Usage{"--max-num-seqs 600", "--max-num-batched-tokens: Value 512 is less than"},
+           Usage{"--max-num-batched-tokens 2000000", "--max-num-batched-tokens: "},
+           Usage{"--max-model-len -1", "--max-model-len: "},
+           Usage{"--cache-tokens 68719476737",
+                 "--cache-tokens: Value 68719476737 not in range 0 to 68719476736"},
+           Usage{"--numerics fast",
+                 "--numerics: 'fast' is given; allowed is production or reference"},
+           Usage{"--foo", "'--foo' is no option of 'generate'"},
+       }) {
+    EXPECT_EQ(Shell(Generate("--prompt x ") + usage.arguments + " 2> " + Path("log")), 2);
+    EXPECT_THAT(Read(Path("log")), HasSubstr(usage.says));
+  }
   EXPECT_EQ(Shell(Generate("--input /nonexistent 2> " + Path("log"))), 1);
   EXPECT_THAT(Read(Path("log")), HasSubstr("'/nonexistent'"));
+}
+
+TEST_F(GenerateTest, StandardErrorThatCannotBeWrittenChangesNothing) {
+  const std::string input =
+      Write("in.jsonl", R"({"id": "a", "prompt": "x", "sampling_params": {"max_tokens": 2}})");
+  const std::string command = Generate("--input " + input + " --output " + Path("out"));
+  for (const char* redirect : {" 2> /dev/full", " 2>&-", " 2> >(true)"}) {
+    EXPECT_EQ(Shell("bash -c '" + command + redirect + "'"), 0) << redirect;
+    // Nothing but the answer: the closed stream's number did not go to the output file.
+    ASSERT_EQ(ReadLines(Path("out")).size(), 1u) << redirect;
+    EXPECT_EQ(Shell("bash -c '" + Generate("--foo") + redirect + "'"), 2) << redirect;
+  }
+}
+
+TEST_F(GenerateTest, AReaderThatGoesAwayEndsItQuietly) {
+  EXPECT_EQ(Shell("bash -c '" + Generate("--prompt x 2> " + Path("log")) +
+                  " | true; exit ${PIPESTATUS[0]}'"),
+            141);
+  EXPECT_EQ(Read(Path("log")), "");
+}
+
+TEST_F(GenerateTest, AnInterruptWhileItReadsHasItsStatus) {
+  // The writer keeps the pipe open; without the signal the program would wait for more.
+  ASSERT_EQ(Shell("mkfifo " + Path("pipe")), 0);
+  EXPECT_EQ(Shell("exec 3<> " + Path("pipe") + "; " +
+                  Generate("--verbose --input - --output " + Path("out") + " < " + Path("pipe") +
+                           " 2> " + Path("log")) +
+                  " & pid=$!; until grep -q loaded " + Path("log") +
+                  " 2> /dev/null; do sleep 0.05; kill -0 $pid || exit 99; done; sleep 0.5; kill "
+                  "-TERM $pid; wait $pid"),
+            130);
+  EXPECT_THAT(Read(Path("log")), HasSubstr("interrupted while reading the input"));
+  EXPECT_FALSE(std::filesystem::exists(Path("out")));
 }
 
 TEST_F(GenerateTest, AnInterruptKeepsWhatIsFinished) {

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "base/cpu_features.h"
+#include "base/quoted.h"
 #include "ops/bench/model_ops_bench.h"
 #include "ops/bench/ops_bench_cases.h"
 #include "ops/bench/peaks.h"
@@ -311,11 +312,11 @@ Status RunOpsBench(const OpsBenchOptions& options, std::string* json) {
   DI_ASSIGN_OR_RETURN(const MachineCeilings ceilings, MeasureCeilings(options, stream.pool()));
   if (options.progress) {
     options.progress(fmt::format(
-        "{} threads; read {:.1f} GB/s (median {:.1f}, one thread {:.1f}); GFLOP/s: fp32 avx2 "
+        "{} {}; read {:.1f} GB/s (median {:.1f}, one thread {:.1f}); GFLOP/s: fp32 avx2 "
         "{:.0f}, avx512 {:.0f}, bf16 dot {:.0f}, amx {:.0f}",
-        threads, ceilings.read_gbps, ceilings.read_median_gbps, ceilings.read_gbps_one_thread,
-        ceilings.fp32_gflops_avx2, ceilings.fp32_gflops_avx512, ceilings.bf16_dot_gflops,
-        ceilings.bf16_amx_gflops));
+        threads, threads == 1 ? "thread" : "threads", ceilings.read_gbps, ceilings.read_median_gbps,
+        ceilings.read_gbps_one_thread, ceilings.fp32_gflops_avx2, ceilings.fp32_gflops_avx512,
+        ceilings.bf16_dot_gflops, ceilings.bf16_amx_gflops));
   }
 
   nlohmann::ordered_json cases = nlohmann::ordered_json::array();
@@ -352,6 +353,14 @@ Status RunOpsBench(const OpsBenchOptions& options, std::string* json) {
       }
       cases.push_back(std::move(entry));
     }
+  }
+  if (cases.empty()) {
+    std::string ops;
+    for (const OpEntry& entry : kOps) ops += fmt::format("{}{}", ops.empty() ? "" : ", ", entry.op);
+    return Fail(
+        Code::kNotFound,
+        fmt::format("no case has {} in its name; operations are {}.", Quoted(options.filter), ops),
+        "filter");
   }
   // Ceilings again at the end: a machine shared with others drifts, and a reader should see by how
   // much.

@@ -1,0 +1,99 @@
+#include "apps/output.h"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+
+#include "base/quoted.h"
+
+namespace deepinfer {
+namespace {
+
+// The error number, 0 if everything was written. A signal does not end it: what is complete is
+// written before the program answers an interrupt.
+int WriteAll(int fd, std::string_view text) {
+  while (!text.empty()) {
+    const ssize_t count = ::write(fd, text.data(), text.size());
+    if (count >= 0) {
+      text.remove_prefix(static_cast<size_t>(count));
+    } else if (errno != EINTR) {
+      return errno;
+    }
+  }
+  return 0;
+}
+
+Status WriteOrExplain(int fd, std::string_view text, const std::string& name) {
+  const int error = WriteAll(fd, text);
+  if (error == 0) return {};
+  return Fail(error == EPIPE ? Code::kCancelled : Code::kResourceExhausted,
+              fmt::format("writing {} failed: {}.", name, std::strerror(error)));
+}
+
+std::string NameOf(const std::string& path) {
+  return path == "-" ? "the standard output" : Quoted(path);
+}
+
+bool FileStatus(const std::string& path, int standard_stream, struct ::stat* status) {
+  return (path == "-" ? ::fstat(standard_stream, status) : ::stat(path.c_str(), status)) == 0;
+}
+
+}  // namespace
+
+void PrepareStandardStreams() {
+  ::signal(SIGPIPE, SIG_IGN);
+  // open() returns the lowest free number, so an earlier gap has been filled before a later one.
+  constexpr int kModes[] = {O_WRONLY, O_RDONLY, O_RDWR};
+  for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; ++fd) {
+    if (::fcntl(fd, F_GETFD) == -1 && ::open("/dev/null", kModes[fd]) != fd) return;
+  }
+}
+
+Status WriteStdout(std::string_view text) {
+  return WriteOrExplain(STDOUT_FILENO, text, NameOf("-"));
+}
+
+void WriteStderr(std::string_view text) {
+  WriteAll(STDERR_FILENO, text);
+}
+
+Result<OutputFile> OutputFile::Create(const std::string& path) {
+  if (path == "-") return OutputFile(STDOUT_FILENO, path);
+  const int fd = ::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+  if (fd >= 0) return OutputFile(fd, path);
+  return Fail(Code::kInvalidArgument, fmt::format("the output {} cannot be written: {}.",
+                                                  Quoted(path), std::strerror(errno)));
+}
+
+OutputFile::OutputFile(OutputFile&& other) noexcept
+    : fd_(std::exchange(other.fd_, -1)), path_(std::move(other.path_)) {}
+
+OutputFile& OutputFile::operator=(OutputFile&& other) noexcept {
+  std::swap(fd_, other.fd_);
+  std::swap(path_, other.path_);
+  return *this;
+}
+
+OutputFile::~OutputFile() {
+  if (fd_ > STDERR_FILENO) ::close(fd_);
+}
+
+Status OutputFile::Write(std::string_view text) {
+  return WriteOrExplain(fd_, text, NameOf(path_));
+}
+
+Status CheckNotTheSameFile(const std::string& input, const std::string& output) {
+  struct ::stat in = {};
+  struct ::stat out = {};
+  if (!FileStatus(input, STDIN_FILENO, &in) || !FileStatus(output, STDOUT_FILENO, &out) ||
+      !S_ISREG(in.st_mode) || in.st_dev != out.st_dev || in.st_ino != out.st_ino)
+    return {};
+  return Fail(Code::kInvalidArgument,
+              "input and output are the same file; the input would be lost.", "output");
+}
+
+}  // namespace deepinfer

@@ -1,0 +1,61 @@
+// Where the commands write: standard output, standard error and files. Nothing here throws, is
+// stopped by a signal, or dies of a closed pipe: what went wrong is a value.
+#pragma once
+
+#include <fmt/core.h>
+
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "base/error.h"
+
+namespace deepinfer {
+
+// Opens /dev/null in place of standard streams that are closed, the wrong way round, so that no
+// file of ours takes their number and using them is an error; and makes writing to a closed pipe an
+// ordinary error. First thing in main().
+void PrepareStandardStreams();
+
+// Writes everything. Errors: kCancelled when nobody reads any more, kResourceExhausted otherwise.
+Status WriteStdout(std::string_view text);
+// Messages for people. Failures are ignored: there is no other place to report them, and the exit
+// status still tells.
+void WriteStderr(std::string_view text);
+
+template <class... Args>
+Status Print(fmt::format_string<Args...> format, Args&&... args) {
+  return WriteStdout(fmt::format(format, std::forward<Args>(args)...));
+}
+template <class... Args>
+void PrintStderr(fmt::format_string<Args...> format, Args&&... args) {
+  WriteStderr(fmt::format(format, std::forward<Args>(args)...));
+}
+
+// A file that is written front to back, unbuffered.
+class OutputFile {
+ public:
+  // "-" is the standard output. An existing file is replaced. Errors: kInvalidArgument when it
+  // cannot be created; the message has the system's reason.
+  static Result<OutputFile> Create(const std::string& path);
+  OutputFile(OutputFile&& other) noexcept;
+  OutputFile& operator=(OutputFile&& other) noexcept;
+  OutputFile(const OutputFile&) = delete;
+  OutputFile& operator=(const OutputFile&) = delete;
+  ~OutputFile();
+
+  // Errors: as WriteStdout.
+  Status Write(std::string_view text);
+
+ private:
+  OutputFile(int fd, std::string path) : fd_(fd), path_(std::move(path)) {}
+
+  int fd_;
+  std::string path_;
+};
+
+// Refuses an output that is the input ("-": the standard streams), also under another name: the
+// input would be lost before it is read. Terminals and pipes may be both.
+Status CheckNotTheSameFile(const std::string& input, const std::string& output);
+
+}  // namespace deepinfer

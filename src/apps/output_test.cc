@@ -1,0 +1,69 @@
+#include "apps/output.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+
+namespace deepinfer {
+namespace {
+
+using ::testing::HasSubstr;
+
+class OutputTest : public ::testing::Test {
+ protected:
+  OutputTest()
+      : dir_(std::filesystem::temp_directory_path() /
+             fmt::format("deepinfer_output_{}", ::getpid())) {
+    std::filesystem::create_directories(dir_);
+    std::ofstream(dir_ / "a") << "x";
+  }
+  ~OutputTest() override {
+    std::filesystem::remove_all(dir_);
+  }
+  std::filesystem::path dir_;
+};
+
+TEST_F(OutputTest, TheSameFileIsFoundUnderEveryName) {
+  std::filesystem::create_symlink("a", dir_ / "link");
+  std::filesystem::create_hard_link(dir_ / "a", dir_ / "hard");
+  std::ofstream(dir_ / "b") << "x";
+  const std::string input = dir_ / "a";
+  for (const char* same : {"a", "link", "hard", "../" /* the folder's name follows */}) {
+    const std::string output =
+        same == std::string("../") ? dir_ / same / dir_.filename() / "a" : dir_ / same;
+    const Status status = CheckNotTheSameFile(input, output);
+    ASSERT_FALSE(status.has_value()) << output;
+    EXPECT_THAT(status.error().message, HasSubstr("the same file"));
+  }
+  EXPECT_TRUE(CheckNotTheSameFile(input, dir_ / "b").has_value());
+  EXPECT_TRUE(CheckNotTheSameFile(input, dir_ / "new").has_value());
+  EXPECT_TRUE(CheckNotTheSameFile("/dev/null", "/dev/null").has_value());
+}
+
+TEST_F(OutputTest, AFileIsReplacedAndItsErrorsHaveAReason) {
+  {
+    Result<OutputFile> file = OutputFile::Create(dir_ / "a");
+    ASSERT_TRUE(file.has_value());
+    EXPECT_TRUE(file->Write("one\n").has_value());
+    OutputFile moved = std::move(*file);
+    EXPECT_TRUE(moved.Write("two\n").has_value());
+  }
+  std::ifstream file(dir_ / "a");
+  EXPECT_EQ(std::string(std::istreambuf_iterator<char>(file), {}), "one\ntwo\n");
+  const Result<OutputFile> none = OutputFile::Create(dir_ / "no" / "a");
+  ASSERT_FALSE(none.has_value());
+  EXPECT_EQ(none.error().code, Code::kInvalidArgument);
+  EXPECT_THAT(none.error().message, HasSubstr("No such file or directory."));
+  Result<OutputFile> full = OutputFile::Create("/dev/full");
+  ASSERT_TRUE(full.has_value());
+  const Status status = full->Write("x");
+  ASSERT_FALSE(status.has_value());
+  EXPECT_EQ(status.error().code, Code::kResourceExhausted);
+  EXPECT_THAT(status.error().message, HasSubstr("No space left on device."));
+}
+
+}  // namespace
+}  // namespace deepinfer
