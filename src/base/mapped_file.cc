@@ -9,18 +9,34 @@
 #include <cstring>
 #include <utility>
 
+#include "base/file_kind.h"
+
 namespace deepinfer {
 
 Result<MappedFile> MappedFile::Open(const std::string& path) {
-  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  if (fd < 0) {
-    const Code code = errno == ENOENT || errno == ENOTDIR ? Code::kNotFound : Code::kUnavailable;
-    return Fail(code, fmt::format("Cannot open '{}': {}.", path, std::strerror(errno)));
-  }
+  const auto cannot_open = [&](int error) {
+    const Code code = error == ENOENT || error == ENOTDIR ? Code::kNotFound : Code::kUnavailable;
+    return Fail(code, fmt::format("Cannot open '{}': {}.", path, std::strerror(error)));
+  };
+  const auto not_regular = [&](mode_t mode) {
+    return Fail(Code::kInvalidArgument,
+                fmt::format("'{}' is not a regular file, it is a {}.", path, FileKind(mode)));
+  };
+  // Looked at before it is opened, because opening a device can have effects. O_NONBLOCK is for a
+  // FIFO that takes the place of the file in between: open() would wait for a writer.
   struct stat info {};
-  if (::fstat(fd, &info) != 0 || !S_ISREG(info.st_mode)) {
+  if (::stat(path.c_str(), &info) != 0) return cannot_open(errno);
+  if (!S_ISREG(info.st_mode)) return not_regular(info.st_mode);
+  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+  if (fd < 0) return cannot_open(errno);
+  if (::fstat(fd, &info) != 0) {
+    const int error = errno;
     ::close(fd);
-    return Fail(Code::kNotFound, fmt::format("'{}' is not a regular file.", path));
+    return cannot_open(error);
+  }
+  if (!S_ISREG(info.st_mode)) {
+    ::close(fd);
+    return not_regular(info.st_mode);
   }
   const auto size = static_cast<size_t>(info.st_size);
   if (size == 0) {
@@ -47,6 +63,11 @@ MappedFile& MappedFile::operator=(MappedFile&& other) noexcept {
   std::swap(size_, other.size_);
   std::swap(path_, other.path_);
   return *this;
+}
+
+void MappedFile::DropResidentPages() const {
+  // Advice only: when the kernel refuses it, the pages merely stay.
+  if (data_ != nullptr) ::madvise(const_cast<std::byte*>(data_), size_, MADV_DONTNEED);
 }
 
 MappedFile::~MappedFile() {

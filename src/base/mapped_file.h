@@ -12,8 +12,8 @@ namespace deepinfer {
 
 class MappedFile {
  public:
-  // Errors: kNotFound (missing, or not a regular file), kUnavailable (cannot be opened or mapped).
-  // An empty file maps to an empty span.
+  // Errors: kNotFound (missing), kInvalidArgument (not a regular file; never waits for the writer
+  // of a FIFO), kUnavailable (cannot be opened or mapped). An empty file maps to an empty span.
   static Result<MappedFile> Open(const std::string& path);
 
   MappedFile(MappedFile&& other) noexcept;
@@ -29,6 +29,9 @@ class MappedFile {
   const std::string& path() const {
     return path_;
   }
+  // Gives back the memory that reading the mapping has taken in this process. The bytes stay valid:
+  // the next access reads them from the page cache or the file again.
+  void DropResidentPages() const;
 
  private:
   MappedFile(const std::byte* data, size_t size, std::string path)

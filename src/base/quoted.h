@@ -23,4 +23,10 @@ inline std::string Quoted(std::string_view text, size_t max_bytes = 160) {
   return out + "'";
 }
 
+// Another library's message, to be put into a sentence: some end with a full stop, some do not.
+inline std::string_view WithoutFullStop(std::string_view text) {
+  while (text.ends_with('.') || text.ends_with(' ')) text.remove_suffix(1);
+  return text;
+}
+
 }  // namespace deepinfer

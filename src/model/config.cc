@@ -3,6 +3,7 @@
 #include <simdjson.h>
 
 #include <algorithm>
+#include <charconv>
 #include <cmath>
 #include <filesystem>
 #include <set>
@@ -455,17 +456,92 @@ void CheckStructure(const ModelConfig& config, Section& text, Section& vision) {
   }
 }
 
+// The first number of a JSON text that the parser refuses. The parser itself gives no position.
+struct BadNumber {
+  std::string text;     // quoted
+  std::string key;      // the last key before it, quoted; empty if there is none
+  int64_t line = 1;     // from 1
+  std::string problem;  // "does not fit: ..."
+};
+
+std::optional<BadNumber> FindBadNumber(std::string_view json) {
+  BadNumber found;
+  std::string_view last_string;
+  for (size_t i = 0; i < json.size();) {
+    const char c = json[i];
+    if (c == '"') {
+      size_t end = i + 1;
+      while (end < json.size() && json[end] != '"') end += json[end] == '\\' ? 2 : 1;
+      if (end >= json.size()) return std::nullopt;
+      last_string = json.substr(i + 1, end - i - 1);
+      i = end + 1;
+      continue;
+    }
+    if (c == ':') found.key = Quoted(last_string);
+    if (c == '\n') ++found.line;
+    if (c != '-' && (c < '0' || c > '9')) {
+      ++i;
+      continue;
+    }
+    const size_t end = std::min(json.find_first_not_of("+-.0123456789eE", i), json.size());
+    const std::string_view token = json.substr(i, end - i);
+    i = end;
+    const char* const first = token.data();
+    const char* const last = first + token.size();
+    std::from_chars_result parsed{};
+    if (token.find_first_of(".eE") != std::string_view::npos) {
+      // Too small a number is zero to the parser; too large a one is what it refuses.
+      double value = 0;
+      parsed = std::from_chars(first, last, value);
+      if (parsed.ec == std::errc::result_out_of_range) {
+        const size_t exponent = token.find_first_of("eE");
+        if (exponent != std::string_view::npos && token.substr(exponent + 1).starts_with('-'))
+          parsed.ec = {};
+      }
+    } else if (token.front() == '-') {
+      int64_t value = 0;
+      parsed = std::from_chars(first, last, value);
+    } else {
+      uint64_t value = 0;
+      parsed = std::from_chars(first, last, value);
+    }
+    found.text = Quoted(token, 60);
+    if (parsed.ec == std::errc::result_out_of_range) {
+      found.problem = "does not fit: integers have 64 bits, others are below 1.8e308 in magnitude";
+      return found;
+    }
+    const std::string_view digits = token.substr(token.front() == '-' ? 1 : 0);
+    const bool leading_zero =
+        digits.size() > 1 && digits[0] == '0' && digits[1] >= '0' && digits[1] <= '9';
+    if (parsed.ec != std::errc{} || parsed.ptr != last || leading_zero) {
+      found.problem = "is not written as JSON demands";
+      return found;
+    }
+  }
+  return std::nullopt;
+}
+
 // What a config of another model says about itself, or an empty string.
 std::string ForeignModel(object root) {
+  // Values that are not strings are shown as they are written.
   std::string_view type;
   std::string_view architecture;
-  if (root.at_key("model_type").get_string().get(type) != simdjson::SUCCESS) type = {};
-  array architectures;
+  std::string shown_type = "missing";
+  std::string shown_architectures = "missing";
+  element value;
+  if (root.at_key("model_type").get(value) == simdjson::SUCCESS) {
+    shown_type =
+        value.get_string().get(type) == simdjson::SUCCESS ? Quoted(type) : Section::Shown(value);
+  }
   size_t count = 0;
-  if (root.at_key("architectures").get_array().get(architectures) == simdjson::SUCCESS) {
-    for (const element item : architectures) {
-      if (count++ == 0 && item.get_string().get(architecture) != simdjson::SUCCESS)
-        architecture = {};
+  if (root.at_key("architectures").get(value) == simdjson::SUCCESS) {
+    shown_architectures = Section::Shown(value);
+    array architectures;
+    if (value.get_array().get(architectures) == simdjson::SUCCESS) {
+      for (const element item : architectures) {
+        if (count++ == 0 && item.get_string().get(architecture) != simdjson::SUCCESS)
+          architecture = {};
+      }
     }
   }
   if (type == "deepseek_v4" || architecture == "DeepseekV4ForCausalLM") {
@@ -473,16 +549,16 @@ std::string ForeignModel(object root) {
            "DeepSeek-V4.1-Flash (model_type "
            "deepseek_v41) only; the two differ in layer schedule, compression and tensors.";
   }
-  if (type.empty() && architecture.empty()) {
+  if (shown_type == "missing" && shown_architectures == "missing") {
     return "The file has neither model_type nor architectures, so it is not a model's config.json.";
   }
   if (type != "deepseek_v41" || architecture != "DeepseekV41ForCausalLM" || count != 1) {
     return fmt::format(
-        "The file describes another model: model_type is {} and architectures is {} ({} entries). "
+        "The file describes another model: model_type is {} and architectures is {}. "
         "This engine "
         "runs DeepSeek-V4.1-Flash only: model_type 'deepseek_v41' and the single architecture "
         "'DeepseekV41ForCausalLM'.",
-        Quoted(type), Quoted(architecture), count);
+        shown_type, shown_architectures);
   }
   return {};
 }
@@ -543,8 +619,19 @@ Result<ModelConfig> ParseModelConfig(std::string_view json) {
   element document;
   if (const auto error = parser.parse(json.data(), json.size()).get(document);
       error != simdjson::SUCCESS) {
-    return Fail(Code::kInvalidArgument, fmt::format("The configuration is not valid JSON: {}.",
-                                                    simdjson::error_message(error)));
+    if (error == simdjson::NUMBER_ERROR) {
+      if (const std::optional<BadNumber> bad = FindBadNumber(json)) {
+        return Fail(
+            Code::kInvalidArgument,
+            fmt::format("The configuration is not valid: the number {} in line {}{} {}.", bad->text,
+                        bad->line, bad->key.empty() ? "" : fmt::format(" (key {})", bad->key),
+                        bad->problem),
+            bad->key.empty() ? "" : bad->key.substr(1, bad->key.size() - 2));
+      }
+    }
+    return Fail(Code::kInvalidArgument,
+                fmt::format("The configuration is not valid JSON: {}.",
+                            WithoutFullStop(simdjson::error_message(error))));
   }
   object root_object;
   if (document.get_object().get(root_object) != simdjson::SUCCESS) {
@@ -590,6 +677,10 @@ Result<ModelConfig> LoadModelConfig(const std::string& dir) {
     return Fail(Code::kInvalidArgument,
                 "The model directory is empty; it must be the path of a checkpoint directory.");
   const fs::file_status status = fs::status(dir, error);
+  if (status.type() == fs::file_type::none) {
+    return Fail(Code::kUnavailable, fmt::format("Cannot open the model directory {}: {}.",
+                                                Quoted(dir), error.message()));
+  }
   if (!fs::exists(status)) {
     // "owner/name" with exactly one slash, not anchored, is how models are called on the hub.
     const bool anchored = dir.front() == '/' || dir.front() == '.' || dir.front() == '~';
@@ -610,14 +701,15 @@ Result<ModelConfig> LoadModelConfig(const std::string& dir) {
                             Quoted(dir)));
   }
   const std::string path = (fs::path(dir) / "config.json").string();
-  if (!fs::exists(path, error)) {
+  const Result<MappedFile> file = MappedFile::Open(path);
+  if (!file) {
+    if (file.error().code != Code::kNotFound) return tl::unexpected<Error>(file.error());
     return Fail(
         Code::kNotFound,
         fmt::format("The directory {} has no config.json: it is not a checkpoint.", Quoted(dir)));
   }
-  DI_ASSIGN_OR_RETURN(const MappedFile file, MappedFile::Open(path));
   Result<ModelConfig> config =
-      ParseModelConfig({reinterpret_cast<const char*>(file.bytes().data()), file.bytes().size()});
+      ParseModelConfig({reinterpret_cast<const char*>(file->bytes().data()), file->bytes().size()});
   if (!config) return WithContext(std::move(config.error()), path);
   return config;
 }

@@ -2,6 +2,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <filesystem>
@@ -249,6 +250,62 @@ TEST(LoadModelConfig, WrongDirectoriesAreExplained) {
   EXPECT_THAT(message(DI_TEST_DATA_DIR "/configs/released.json"), HasSubstr("is a file"));
   EXPECT_THAT(message(DI_TEST_DATA_DIR "/configs"), HasSubstr("no config.json"));
   EXPECT_THAT(message(""), HasSubstr("is empty"));
+}
+
+TEST(ModelConfig, ANumberThatDoesNotFitIsNamedWithItsKey) {
+  const std::string released = Released();
+  for (const char* number : {"1e999", "-1e999", "18446744073709551616", "-9223372036854775809"}) {
+    const Result<ModelConfig> config = ParseModelConfig(
+        Edited(released, "\"hidden_size\": 5120", std::string("\"hidden_size\": ") + number));
+    ASSERT_FALSE(config);
+    EXPECT_EQ(config.error().field, "hidden_size");
+    EXPECT_THAT(config.error().message,
+                AllOf(HasSubstr(std::string("the number '") + number + "' in line "),
+                      HasSubstr("(key 'hidden_size')"), HasSubstr("does not fit")));
+  }
+  EXPECT_THAT(ErrorOf("{\"a\\\"1e999\": 1e-999,\n \"b\": [2, 007]}"),
+              AllOf(HasSubstr("the number '007' in line 2 (key 'b')"), Not(HasSubstr("does not"))));
+}
+
+TEST(ModelConfig, BrokenJsonIsReportedInOneSentence) {
+  for (const char* json : {"", "{", "{\"a\": }", "[1, 2", "{\"a\": \"\\q\"}", "{\"a\": 1-}"}) {
+    EXPECT_THAT(ErrorOf(json), AllOf(HasSubstr("not valid"), Not(HasSubstr("..")))) << json;
+  }
+}
+
+TEST(ModelConfig, AModelTypeThatIsNotATextIsShownAsItIs) {
+  EXPECT_THAT(ErrorOf(R"({"model_type": 4, "architectures": ["DeepseekV41ForCausalLM"]})"),
+              AllOf(HasSubstr("model_type is 4 "), Not(HasSubstr("''"))));
+  EXPECT_THAT(ErrorOf(R"({"model_type": "deepseek_v41"})"), HasSubstr("architectures is missing"));
+  EXPECT_THAT(ErrorOf(R"({"model_type": "deepseek_v41", "architectures": [7]})"),
+              HasSubstr("architectures is [7]"));
+}
+
+TEST(LoadModelConfig, AConfigThatCannotBeReadIsNotCalledMissing) {
+  namespace fs = std::filesystem;
+  const fs::path dir =
+      fs::temp_directory_path() / fmt::format("deepinfer_config_access_{}", ::getpid());
+  fs::create_directories(dir);
+  const auto error = [](const fs::path& path) {
+    const Result<ModelConfig> config = LoadModelConfig(path.string());
+    return config ? "no error" : config.error().message;
+  };
+  ASSERT_EQ(::mkfifo((dir / "config.json").c_str(), 0600), 0);
+  EXPECT_THAT(error(dir), HasSubstr("config.json' is not a regular file, it is a FIFO"));
+  fs::remove(dir / "config.json");
+  fs::create_symlink("config.json", dir / "config.json");
+  EXPECT_THAT(error(dir), HasSubstr("Too many levels of symbolic links"));
+  fs::create_symlink("loop", dir / "loop");
+  EXPECT_THAT(error(dir / "loop"), HasSubstr("Too many levels of symbolic links"));
+  // Root may search every directory, so that the check runs as somebody else.
+  fs::permissions(dir, fs::perms::owner_read);
+  const bool root = ::geteuid() == 0;
+  ASSERT_TRUE(!root || ::seteuid(65534) == 0);
+  const std::string denied = error(dir);
+  ASSERT_TRUE(!root || ::seteuid(0) == 0);
+  fs::permissions(dir, fs::perms::owner_all);
+  fs::remove_all(dir);
+  EXPECT_THAT(denied, HasSubstr("Permission denied"));
 }
 
 }  // namespace

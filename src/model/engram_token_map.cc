@@ -167,8 +167,9 @@ Result<TokenCompression> CompressVocabulary(std::string_view tokenizer_json) {
   simdjson::dom::element root;
   if (const auto error = parser.parse(tokenizer_json.data(), tokenizer_json.size()).get(root);
       error != simdjson::SUCCESS) {
-    return Fail(Code::kInvalidArgument, fmt::format("The tokenizer is not valid JSON: {}.",
-                                                    simdjson::error_message(error)));
+    return Fail(Code::kInvalidArgument,
+                fmt::format("The tokenizer is not valid JSON: {}.",
+                            WithoutFullStop(simdjson::error_message(error))));
   }
   simdjson::dom::object vocabulary;
   if (root["model"]["vocab"].get_object().get(vocabulary) != simdjson::SUCCESS) {

@@ -1,13 +1,18 @@
 #include "model/model_weights.h"
 
+#include <chrono>
 #include <cstring>
 #include <string>
 
+#include "base/log.h"
 #include "model/rope_frequencies.h"
 #include "tensor/copy.h"
 
 namespace deepinfer {
 namespace {
+
+constexpr std::chrono::seconds kReportInterval(5);
+constexpr int64_t kDropInterval = int64_t{32} << 20;
 
 class Loader {
  public:
@@ -23,12 +28,20 @@ class Loader {
     DI_ASSIGN_OR_RETURN(weights_.compressed_frequencies,
                         Uploaded(CompressedRopeFrequencies(config_)));
     weights_.layers.resize(static_cast<size_t>(config_.num_hidden_layers));
+    auto last_report = std::chrono::steady_clock::now();
     for (int64_t layer = 0; layer < config_.num_hidden_layers; ++layer) {
       const std::string prefix = fmt::format("layers.{}.", layer);
       const Status status = LoadLayer(layer, prefix, weights_.layers[static_cast<size_t>(layer)]);
       if (!status.has_value())
         return WithContext(status.error(), fmt::format("Cannot load layer {}", layer));
+      const auto now = std::chrono::steady_clock::now();
+      if (now - last_report >= kReportInterval || layer + 1 == config_.num_hidden_layers) {
+        last_report = now;
+        Log(LogLevel::kInfo, "loading weights layer={}/{} bytes={}", layer + 1,
+            config_.num_hidden_layers, weights_.packed_bytes);
+      }
     }
+    checkpoint_.DropResidentPages();
     return {};
   }
 
@@ -70,6 +83,12 @@ class Loader {
   Result<LinearWeight> Pack(const LinearSource& source) {
     DI_ASSIGN_OR_RETURN(LinearWeight weight, PackLinearWeight(source, stream_));
     weights_.packed_bytes += weight.bytes();
+    // Packed weights have been read for the last time. Their pages would stay in the process, and
+    // its peak would be twice the weights.
+    if (weights_.packed_bytes - dropped_at_ >= kDropInterval) {
+      dropped_at_ = weights_.packed_bytes;
+      checkpoint_.DropResidentPages();
+    }
     return weight;
   }
 
@@ -185,6 +204,7 @@ class Loader {
   const Checkpoint& checkpoint_;
   const ModelConfig& config_;
   Stream& stream_;
+  int64_t dropped_at_ = 0;  // packed_bytes when the file's pages were dropped last
 };
 
 }  // namespace

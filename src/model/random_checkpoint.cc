@@ -9,6 +9,7 @@
 #include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <utility>
 
 #include "base/quoted.h"
@@ -418,16 +419,49 @@ Status WriteTextFile(const fs::path& path, const std::string& text) {
   return {};
 }
 
-Status PrepareDirectory(const std::string& dir, int64_t bytes) {
+std::string ShardName(size_t shard, size_t num_shards) {
+  return fmt::format("model-{:05}-of-{:05}.safetensors", shard + 1, num_shards);
+}
+
+// Makes an empty directory with room for `bytes`. Unfinished shards of an interrupted run with as
+// many shards are removed if the directory holds nothing else; finished ones could be anybody's.
+Status PrepareDirectory(const std::string& dir, size_t num_shards, int64_t bytes) {
   std::error_code error;
   fs::create_directories(dir, error);
   if (error || !fs::is_directory(dir)) {
     return Fail(Code::kUnavailable,
                 fmt::format("Cannot create the directory {}: {}.", Quoted(dir), error.message()));
   }
-  if (!fs::is_empty(dir, error)) {
-    return Fail(Code::kInvalidArgument,
-                fmt::format("The directory {} is not empty; nothing was written.", Quoted(dir)));
+  std::set<std::string> unfinished;
+  for (size_t shard = 0; shard < num_shards; ++shard)
+    unfinished.insert(ShardName(shard, num_shards) + ".partial");
+  std::vector<fs::path> leftovers;
+  std::string foreign;
+  for (fs::directory_iterator it(dir, error), end; !error && it != end; it.increment(error)) {
+    const std::string name = it->path().filename().string();
+    if (unfinished.contains(name) && it->symlink_status(error).type() == fs::file_type::regular) {
+      leftovers.push_back(it->path());
+    } else if (foreign.empty() || name < foreign) {
+      foreign = name;
+    }
+  }
+  if (error) {
+    return Fail(Code::kUnavailable,
+                fmt::format("Cannot read the directory {}: {}.", Quoted(dir), error.message()));
+  }
+  if (!foreign.empty()) {
+    return Fail(
+        Code::kInvalidArgument,
+        fmt::format("The directory {} is not empty, it holds {}; nothing was written. Choose "
+                    "another directory or, if an interrupted run left the files, delete them.",
+                    Quoted(dir), Quoted(foreign)));
+  }
+  for (const fs::path& leftover : leftovers) {
+    if (!fs::remove(leftover, error) && error) {
+      return Fail(Code::kUnavailable,
+                  fmt::format("Cannot remove {}, left by an interrupted run: {}.",
+                              Quoted(leftover.string()), error.message()));
+    }
   }
   const fs::space_info space = fs::space(dir, error);
   if (!error && space.available < static_cast<uint64_t>(bytes)) {
@@ -582,12 +616,13 @@ Status WriteRandomCheckpoint(const RandomCheckpointOptions& options) {
     total += StoredBytes(tensor);
     shards[PublishedShard(tensor, config)].push_back(std::move(tensor));
   }
-  DI_RETURN_IF_ERROR(PrepareDirectory(options.dir, total));
+  DI_RETURN_IF_ERROR(PrepareDirectory(options.dir, shards.size(), total));
 
   const fs::path dir = options.dir;
   const Recipes recipes(config, options.seed);
   Tables tables;
-  ThreadPool pool(std::max(1, options.num_threads));
+  DI_ASSIGN_OR_RETURN(const std::unique_ptr<ThreadPool> pool,
+                      ThreadPool::Create(options.num_threads));
   // Large enough that the threads' start costs nothing, small enough to stay in the cache until it
   // is written.
   constexpr int64_t kPieceElements = int64_t{1} << 21;
@@ -595,8 +630,7 @@ Status WriteRandomCheckpoint(const RandomCheckpointOptions& options) {
   nlohmann::json weight_map = nlohmann::json::object();
   int64_t done = 0;
   for (size_t shard = 0; shard < shards.size(); ++shard) {
-    const std::string name =
-        fmt::format("model-{:05}-of-{:05}.safetensors", shard + 1, shards.size());
+    const std::string name = ShardName(shard, shards.size());
     DI_ASSIGN_OR_RETURN(SafetensorsWriter writer,
                         SafetensorsWriter::Create((dir / name).string(), shards[shard]));
     for (const StoredTensor& tensor : shards[shard]) {
@@ -606,7 +640,7 @@ Status WriteRandomCheckpoint(const RandomCheckpointOptions& options) {
       const int64_t elements = StoredBytes(tensor) / element_bytes;
       for (int64_t first = 0; first < elements; first += kPieceElements) {
         const int64_t count = std::min(kPieceElements, elements - first);
-        pool.ParallelFor(
+        pool->ParallelFor(
             count,
             [&](int64_t begin, int64_t end, int) {
               Fill(source, tensor.dtype, first + begin, first + end,

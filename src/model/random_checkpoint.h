@@ -39,7 +39,7 @@ struct SliceOptions {
 Result<std::string> SliceConfigJson(const SliceOptions& options);
 
 struct RandomCheckpointOptions {
-  std::string dir;          // created if missing; must be empty
+  std::string dir;  // created if missing; must be empty but for an interrupted run's *.partial
   std::string config_json;  // any valid config.json whose vocabulary is the one below
   uint64_t seed = 0;
   int num_threads = 1;

@@ -8,6 +8,7 @@
 #include <cmath>
 #include <cstring>
 #include <filesystem>
+#include <fstream>
 #include <set>
 
 #include "model/config.h"
@@ -19,6 +20,7 @@
 namespace deepinfer {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
@@ -145,7 +147,26 @@ TEST_F(RandomCheckpointTest, ADirectoryWithContentIsLeftAlone) {
   RandomCheckpointOptions options;
   options.dir = dir;
   options.config_json = *TinyConfigJson();
-  EXPECT_THAT(WriteRandomCheckpoint(options).error().message, HasSubstr("is not empty"));
+  EXPECT_THAT(WriteRandomCheckpoint(options).error().message,
+              AllOf(HasSubstr("is not empty, it holds 'config.json'"), HasSubstr("delete them")));
+}
+
+TEST_F(RandomCheckpointTest, UnfinishedShardsOfAnInterruptedRunDoNotStopTheNextOne) {
+  const std::string dir = (dir_ / "interrupted").string();
+  std::filesystem::create_directories(dir);
+  const std::string leftover = dir + "/model-00002-of-00018.safetensors.partial";
+  const std::string foreign = dir + "/notes.partial";
+  std::ofstream(leftover) << "half a shard";
+  std::ofstream(foreign) << "somebody's";
+  RandomCheckpointOptions options;
+  options.dir = dir;
+  options.config_json = *TinyConfigJson();
+  EXPECT_THAT(WriteRandomCheckpoint(options).error().message, HasSubstr("holds 'notes.partial'"));
+  EXPECT_TRUE(std::filesystem::exists(leftover));
+  std::filesystem::remove(foreign);
+  const Status written = WriteRandomCheckpoint(options);
+  ASSERT_TRUE(written) << written.error().message;
+  EXPECT_FALSE(std::filesystem::exists(leftover));
 }
 
 TEST(SliceConfig, FortyLayersGiveTheReleasedSchedule) {

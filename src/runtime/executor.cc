@@ -1,6 +1,5 @@
 #include "runtime/executor.h"
 
-#include <sched.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -17,12 +16,6 @@
 
 namespace deepinfer {
 namespace {
-
-int UsableCores() {
-  cpu_set_t set;
-  if (::sched_getaffinity(0, sizeof(set), &set) != 0) return 1;
-  return std::max(1, CPU_COUNT(&set));
-}
 
 int64_t PhysicalMemoryBytes() {
   return static_cast<int64_t>(::sysconf(_SC_PHYS_PAGES)) * ::sysconf(_SC_PAGESIZE);
@@ -81,8 +74,14 @@ Result<std::unique_ptr<Executor>> Executor::Create(const ExecutorOptions& option
   DI_ASSIGN_OR_RETURN(std::vector<int32_t> token_map,
                       LoadEngramTokenMap(config, options.model_dir + "/tokenizer.json"));
 
-  auto stream =
-      std::make_unique<Stream>(options.num_threads > 0 ? options.num_threads : UsableCores());
+  const int usable_cores = UsableCores();
+  if (options.num_threads > usable_cores) {
+    Log(LogLevel::kWarn,
+        "more threads than usable cores make every step slower threads={} usable_cores={}",
+        options.num_threads, usable_cores);
+  }
+  DI_ASSIGN_OR_RETURN(std::unique_ptr<Stream> stream,
+                      Stream::Create(options.num_threads > 0 ? options.num_threads : usable_cores));
   stream->set_cpu_level(options.max_cpu_level);
   stream->set_use_reference(options.use_reference_ops);
   DI_ASSIGN_OR_RETURN(ModelWeights weights,

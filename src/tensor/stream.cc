@@ -1,6 +1,7 @@
 #include "tensor/stream.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "base/check.h"
 
@@ -12,7 +13,15 @@ constexpr int64_t kMinChunkBytes = int64_t{8} << 20;
 
 }  // namespace
 
-Stream::Stream(int num_threads) : pool_(num_threads), cpu_level_(HostCpuFeatures().best_level()) {}
+Result<std::unique_ptr<Stream>> Stream::Create(int num_threads) {
+  DI_ASSIGN_OR_RETURN(std::unique_ptr<ThreadPool> pool, ThreadPool::Create(num_threads));
+  return std::unique_ptr<Stream>(new Stream(std::move(pool)));
+}
+
+Stream::Stream(int num_threads) : Stream(std::make_unique<ThreadPool>(num_threads)) {}
+
+Stream::Stream(std::unique_ptr<ThreadPool> pool)
+    : pool_(std::move(pool)), cpu_level_(HostCpuFeatures().best_level()) {}
 
 void Stream::set_cpu_level(CpuLevel level) {
   cpu_level_ = std::min(level, HostCpuFeatures().best_level());

@@ -15,14 +15,17 @@ namespace deepinfer {
 
 class Stream {
  public:
-  // A CPU stream with its own thread pool. Throws nothing; scratch is allocated on demand.
+  // A CPU stream with its own thread pool; scratch is allocated on demand. Errors: those of
+  // ThreadPool::Create.
+  static Result<std::unique_ptr<Stream>> Create(int num_threads);
+  // Like Create, for callers to whom a refused thread is a bug.
   explicit Stream(int num_threads);
 
   Device device() const {
     return {};
   }
   ThreadPool& pool() {
-    return pool_;
+    return *pool_;
   }
 
   // Highest instruction-set level that kernels may use; at most what the host has. Lower it to test
@@ -43,12 +46,14 @@ class Stream {
 
  private:
   friend class ScratchScope;
+  explicit Stream(std::unique_ptr<ThreadPool> pool);
+
   struct Chunk {
     Buffer buffer;
     int64_t used = 0;
   };
 
-  ThreadPool pool_;
+  std::unique_ptr<ThreadPool> pool_;
   CpuLevel cpu_level_;
   bool use_reference_ = false;
   std::vector<std::unique_ptr<Chunk>> chunks_;

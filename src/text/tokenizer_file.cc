@@ -10,6 +10,7 @@
 #include <unordered_set>
 #include <utility>
 
+#include "base/quoted.h"
 #include "text/pre_tokenizer.h"
 #include "text/utf8.h"
 
@@ -562,8 +563,9 @@ Result<TokenizerFile> ParseTokenizerFile(std::string_view json) {
   element document;
   const simdjson::error_code error = parser.parse(json.data(), json.size()).get(document);
   if (error != simdjson::SUCCESS) {
-    return Fail(Code::kInvalidArgument, fmt::format("The tokenizer file is not valid JSON: {}",
-                                                    simdjson::error_message(error)));
+    return Fail(Code::kInvalidArgument,
+                fmt::format("The tokenizer file is not valid JSON: {}.",
+                            WithoutFullStop(simdjson::error_message(error))));
   }
   object root;
   if (document.get(root) != simdjson::SUCCESS) {

@@ -31,11 +31,9 @@ bool IsPlainShardName(std::string_view name) {
          name.front() != '.';
 }
 
-Result<MappedFile> OpenIndex(const std::string& dir, bool& exists) {
+// kNotFound when there is no index.
+Result<MappedFile> OpenIndex(const std::string& dir) {
   const std::string path = (std::filesystem::path(dir) / kIndexName).string();
-  std::error_code error;
-  exists = std::filesystem::exists(path, error);
-  if (!exists) return Fail(Code::kNotFound, fmt::format("'{}' does not exist.", path));
   DI_ASSIGN_OR_RETURN(MappedFile file, MappedFile::Open(path));
   if (static_cast<int64_t>(file.bytes().size()) > kMaxIndexBytes) {
     return Fail(Code::kInvalidArgument, fmt::format("'{}' has {} bytes; an index has at most {}.",
@@ -58,7 +56,8 @@ Result<CheckpointIndex> ParseCheckpointIndex(std::string_view json) {
   if (const auto error = parser.parse(json.data(), json.size()).get(root);
       error != simdjson::SUCCESS) {
     return Fail(Code::kInvalidArgument,
-                fmt::format("The index is not valid JSON: {}.", simdjson::error_message(error)));
+                fmt::format("The index is not valid JSON: {}.",
+                            WithoutFullStop(simdjson::error_message(error))));
   }
   simdjson::dom::object object;
   simdjson::dom::object map;
@@ -132,6 +131,12 @@ Result<TensorView> TensorEntry::View() const {
 Result<Checkpoint> Checkpoint::Open(const std::string& dir) {
   std::error_code fs_error;
   if (!std::filesystem::is_directory(dir, fs_error)) {
+    // Also set for a directory that is merely missing, which the sentence below says better.
+    if (fs_error && fs_error != std::errc::no_such_file_or_directory &&
+        fs_error != std::errc::not_a_directory) {
+      return Fail(Code::kUnavailable, fmt::format("Cannot open the checkpoint directory {}: {}.",
+                                                  Quoted(dir), fs_error.message()));
+    }
     return Fail(Code::kNotFound,
                 fmt::format("The checkpoint directory {} does not exist or is not a directory.",
                             Quoted(dir)));
@@ -141,8 +146,8 @@ Result<Checkpoint> Checkpoint::Open(const std::string& dir) {
 
   // Without an index there is one file, which speaks for itself.
   CheckpointIndex index;
-  bool has_index = false;
-  Result<MappedFile> index_file = OpenIndex(dir, has_index);
+  Result<MappedFile> index_file = OpenIndex(dir);
+  const bool has_index = index_file || index_file.error().code != Code::kNotFound;
   std::vector<ShardPlan> plans;
   std::unordered_map<std::string_view, int32_t> shard_of_tensor;
   if (has_index) {
@@ -164,7 +169,8 @@ Result<Checkpoint> Checkpoint::Open(const std::string& dir) {
       shard_of_tensor.emplace(tensor, id);
       ++plans[static_cast<size_t>(id)].indexed_tensors;
     }
-  } else if (std::filesystem::exists(std::filesystem::path(dir) / kSingleName, fs_error)) {
+  } else if (std::filesystem::exists(std::filesystem::path(dir) / kSingleName, fs_error) ||
+             fs_error) {  // opening it will say what is wrong
     plans.push_back({std::string(kSingleName)});
   } else {
     return Fail(Code::kNotFound,
@@ -289,6 +295,10 @@ const TensorEntry* Checkpoint::Find(std::string_view name) const {
       tensors_.begin(), tensors_.end(), name,
       [](const TensorEntry& entry, std::string_view key) { return entry.name < key; });
   return it != tensors_.end() && it->name == name ? &*it : nullptr;
+}
+
+void Checkpoint::DropResidentPages() const {
+  for (const MappedFile& file : files_) file.DropResidentPages();
 }
 
 }  // namespace deepinfer

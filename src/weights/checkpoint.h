@@ -71,6 +71,9 @@ class Checkpoint {
     return total_bytes_;
   }
 
+  // Gives back the memory that reading the tensors has taken; they stay readable.
+  void DropResidentPages() const;
+
  private:
   Checkpoint() = default;
 

@@ -2,6 +2,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <filesystem>
@@ -162,6 +163,49 @@ TEST(CheckpointIndex, MalformedIndexesAreRefused) {
   EXPECT_EQ(*ParseCheckpointIndex(R"({"weight_map":{},"metadata":{"total_size":9.0}})")->total_size,
             9);
   EXPECT_FALSE(ParseCheckpointIndex(R"({"weight_map":{}})")->total_size.has_value());
+}
+
+TEST_F(CheckpointTest, AShardThatIsNotAFileIsCalledByItsKind) {
+  std::filesystem::remove(dir_ / "a.safetensors");
+  std::filesystem::create_directories(dir_ / "a.safetensors");
+  std::filesystem::remove(dir_ / "b.safetensors");
+  ASSERT_EQ(::mkfifo((dir_ / "b.safetensors").c_str(), 0600), 0);
+  EXPECT_THAT(Error(), AllOf(HasSubstr("Shard a.safetensors cannot be read"),
+                             HasSubstr("not a regular file, it is a directory"),
+                             HasSubstr("not a regular file, it is a FIFO"),
+                             ::testing::Not(HasSubstr("missing"))));
+}
+
+TEST_F(CheckpointTest, AnIndexThatIsAFifoIsAnErrorAndNotAnEndlessWait) {
+  std::filesystem::remove(dir_ / "model.safetensors.index.json");
+  ASSERT_EQ(::mkfifo((dir_ / "model.safetensors.index.json").c_str(), 0600), 0);
+  EXPECT_THAT(Error(), HasSubstr("not a regular file, it is a FIFO"));
+}
+
+TEST_F(CheckpointTest, WhatCannotBeReachedIsNotCalledMissing) {
+  const auto loop = [&](const char* name) {
+    std::filesystem::remove(dir_ / name);
+    std::filesystem::create_symlink(name, dir_ / name);
+  };
+  loop("a.safetensors");
+  EXPECT_THAT(Error(), AllOf(HasSubstr("Shard a.safetensors cannot be read"),
+                             HasSubstr("symbolic links"), ::testing::Not(HasSubstr("missing"))));
+  loop("model.safetensors.index.json");
+  EXPECT_THAT(Error(), HasSubstr("Too many levels of symbolic links"));
+  std::filesystem::remove(dir_ / "model.safetensors.index.json");
+  loop("model.safetensors");
+  EXPECT_THAT(Error(), HasSubstr("Too many levels of symbolic links"));
+  loop("directory");
+  const Result<Checkpoint> checkpoint = Checkpoint::Open((dir_ / "directory").string());
+  ASSERT_FALSE(checkpoint);
+  EXPECT_THAT(checkpoint.error().message, HasSubstr("Too many levels of symbolic links"));
+}
+
+TEST_F(CheckpointTest, TensorsStayReadableAfterTheirPagesAreDropped) {
+  const Result<Checkpoint> checkpoint = Checkpoint::Open(dir_.string());
+  ASSERT_TRUE(checkpoint);
+  checkpoint->DropResidentPages();
+  EXPECT_EQ(checkpoint->Find("z")->bytes[7], std::byte{7});
 }
 
 }  // namespace

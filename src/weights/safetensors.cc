@@ -2,15 +2,18 @@
 
 #include <fcntl.h>
 #include <simdjson.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <filesystem>
 #include <tuple>
 #include <unordered_set>
 
 #include "base/check.h"
+#include "base/file_kind.h"
 #include "base/quoted.h"
 
 namespace deepinfer {
@@ -218,6 +221,32 @@ Status CheckLayout(const SafetensorsHeader& header, int64_t file_size) {
   return {};
 }
 
+// The file that a writer of `path` may replace: `path` with its symbolic links followed, so that
+// the file behind a link is replaced and not the link. Must be absent or a regular file.
+Result<std::string> ReplaceableFile(const std::string& path) {
+  constexpr int kMaxLinks = 40;  // as the kernel
+  std::filesystem::path target = path;
+  std::error_code error;
+  for (int links = 0; std::filesystem::is_symlink(target, error); ++links) {
+    const std::filesystem::path next = std::filesystem::read_symlink(target, error);
+    if (error || links == kMaxLinks) {
+      return Fail(Code::kInvalidArgument,
+                  fmt::format("Cannot write '{}': {}.", path,
+                              error ? error.message() : "too many levels of symbolic links"));
+    }
+    target = target.parent_path() / next;  // an absolute `next` stands alone
+  }
+  struct stat info {};
+  if (::lstat(target.c_str(), &info) == 0 && !S_ISREG(info.st_mode)) {
+    return Fail(
+        Code::kInvalidArgument,
+        fmt::format("Cannot write '{}': it is a {}; give the path of a regular file or of one that "
+                    "does not exist yet.",
+                    path, FileKind(info.st_mode)));
+  }
+  return target.string();
+}
+
 }  // namespace
 
 int64_t StoredDTypeBytes(StoredDType dtype) {
@@ -308,8 +337,8 @@ Result<SafetensorsHeader> ParseSafetensorsHeader(std::span<const std::byte> pref
   simdjson::dom::element root;
   if (const auto error = parser.parse(json.data(), json.size()).get(root);
       error != simdjson::SUCCESS) {
-    return Malformed(
-        fmt::format("The header is not valid JSON: {}.", simdjson::error_message(error)));
+    return Malformed(fmt::format("The header is not valid JSON: {}.",
+                                 WithoutFullStop(simdjson::error_message(error))));
   }
   simdjson::dom::object object;
   if (root.get_object().get(object) != simdjson::SUCCESS)
@@ -392,12 +421,22 @@ Result<SafetensorsWriter> SafetensorsWriter::Create(
   DI_ASSIGN_OR_RETURN(const std::string header, BuildSafetensorsHeader(tensors, metadata));
   int64_t data_bytes = 0;
   for (const StoredTensor& tensor : tensors) data_bytes += StoredBytes(tensor);
-  const std::string partial = path + ".partial";
-  const int fd = ::open(partial.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+  DI_ASSIGN_OR_RETURN(const std::string target, ReplaceableFile(path));
+  const std::string partial = target + ".partial";
+  // What an interrupted writer left behind is overwritten; a link or a FIFO of that name is not.
+  const int fd = ::open(partial.c_str(),
+                        O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0644);
   if (fd < 0)
     return Fail(Code::kUnavailable,
                 fmt::format("Cannot create '{}': {}.", partial, std::strerror(errno)));
-  SafetensorsWriter writer(fd, path, data_bytes);
+  struct stat info {};
+  if (::fstat(fd, &info) != 0 || !S_ISREG(info.st_mode)) {
+    ::close(fd);
+    return Fail(Code::kInvalidArgument,
+                fmt::format("Cannot write '{}': it is a {}, not a regular file.", partial,
+                            FileKind(info.st_mode)));
+  }
+  SafetensorsWriter writer(fd, target, data_bytes);
   DI_RETURN_IF_ERROR(writer.WriteRaw(std::as_bytes(std::span(header))));
   return writer;
 }

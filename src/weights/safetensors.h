@@ -92,6 +92,8 @@ Result<std::string> BuildSafetensorsHeader(
 
 // Writes one file front to back. The bytes go to PATH.partial, which Finish renames to PATH; a
 // writer that is destroyed before Finish removes it, so that PATH is either complete or untouched.
+// When PATH is a symbolic link, both names are those of the file behind it. A PATH that exists and
+// is not a regular file (a device, a FIFO, a directory) is refused with kInvalidArgument.
 class SafetensorsWriter {
  public:
   static Result<SafetensorsWriter> Create(

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <rapidcheck/gtest.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <csignal>
@@ -15,6 +16,7 @@
 namespace deepinfer {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 // A file image: 8-byte length, `json`, `data_bytes` zero bytes.
@@ -234,6 +236,53 @@ TEST_F(SafetensorsWriterTest, AFullDiskIsAnErrorThatNamesTheFile) {
   EXPECT_EQ(status.error().code, Code::kResourceExhausted);
   EXPECT_THAT(status.error().message, HasSubstr("c.safetensors"));
   EXPECT_TRUE(std::filesystem::is_empty(dir_));
+}
+
+TEST_F(SafetensorsWriterTest, ASymbolicLinkStaysAndItsTargetIsReplaced) {
+  namespace fs = std::filesystem;
+  fs::create_directories(dir_ / "real");
+  fs::create_directories(dir_ / "links");
+  std::ofstream(dir_ / "real/old.safetensors") << "old";
+  fs::create_symlink("../real/old.safetensors", dir_ / "links/old");
+  fs::create_symlink(dir_ / "real/new.safetensors", dir_ / "links/new");  // no such file yet
+  const StoredTensor tensors[] = {{"x", StoredDType::kU8, {3}}};
+  for (const char* name : {"old", "new"}) {
+    const fs::path link = dir_ / "links" / name;
+    Result<SafetensorsWriter> writer = SafetensorsWriter::Create(link.string(), tensors);
+    ASSERT_TRUE(writer) << writer.error().message;
+    const fs::path target = dir_ / "real" / (std::string(name) + ".safetensors");
+    EXPECT_TRUE(fs::exists(target.string() + ".partial"));
+    ASSERT_TRUE(writer->Write(std::vector<std::byte>(3)));
+    ASSERT_TRUE(writer->Finish());
+    EXPECT_TRUE(fs::is_symlink(link));
+    EXPECT_GT(fs::file_size(target), 3u);
+  }
+  fs::create_symlink("loop", dir_ / "links/loop");
+  EXPECT_THAT(SafetensorsWriter::Create((dir_ / "links/loop").string(), tensors).error().message,
+              HasSubstr("too many levels of symbolic links"));
+}
+
+TEST_F(SafetensorsWriterTest, WhatIsNotARegularFileIsNeverReplaced) {
+  namespace fs = std::filesystem;
+  const fs::path fifo = dir_ / "fifo";
+  ASSERT_EQ(::mkfifo(fifo.c_str(), 0600), 0);
+  fs::create_directories(dir_ / "folder");
+  fs::create_symlink("fifo", dir_ / "link");
+  const StoredTensor tensors[] = {{"x", StoredDType::kU8, {3}}};
+  const std::pair<const char*, const char*> cases[] = {
+      {"fifo", "it is a FIFO"}, {"folder", "it is a directory"}, {"link", "it is a FIFO"}};
+  for (const auto& [name, kind] : cases) {
+    const std::string path = (dir_ / name).string();
+    const Result<SafetensorsWriter> writer = SafetensorsWriter::Create(path, tensors);
+    ASSERT_FALSE(writer);
+    EXPECT_EQ(writer.error().code, Code::kInvalidArgument);
+    EXPECT_THAT(writer.error().message, AllOf(HasSubstr(path), HasSubstr(kind)));
+  }
+  EXPECT_TRUE(fs::is_fifo(fifo));
+  // Nor is a FIFO in the place of the partial file waited for.
+  ASSERT_EQ(::mkfifo((dir_ / "d.partial").c_str(), 0600), 0);
+  EXPECT_THAT(SafetensorsWriter::Create((dir_ / "d").string(), tensors).error().message,
+              HasSubstr("d.partial"));
 }
 
 TEST_F(SafetensorsWriterTest, AnUnwritableDirectoryIsAnError) {
