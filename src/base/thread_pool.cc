@@ -15,25 +15,30 @@
 namespace deepinfer {
 namespace {
 
-// Longer than the gaps between the loops of one step, and far shorter than a time slice, which is
-// what a spinning thread costs when another process has the core of the thread it waits for.
+// A wait first spins, for the gaps between the loops of one step; then it yields between looks, for
+// loops whose shares end at different times, so that another process can have the core; only then
+// does the thread sleep, because waking it takes tens of microseconds.
 constexpr std::chrono::microseconds kSpinTime(50);
+constexpr std::chrono::microseconds kYieldTime(1000);
 
 constexpr int kWorkerBits = 16;
 constexpr int kMaxThreads = (1 << kWorkerBits) - 1;
 constexpr int kCallerAsleep = 1 << 20;
 
-// Waits for `done()` for kSpinTime. False: it has not come true.
+// Waits for `done()` without sleeping. False: it has not come true within kSpinTime + kYieldTime.
 template <class Done>
 bool SpinUntil(const Done& done) {
   const auto begin = std::chrono::steady_clock::now();
+  auto now = begin;
   do {
     // PAUSE takes between 10 and 150 cycles, so the clock and not a count bounds the time.
     for (int i = 0; i < 32; ++i) {
       if (done()) return true;
       _mm_pause();
     }
-  } while (std::chrono::steady_clock::now() - begin < kSpinTime);
+    now = std::chrono::steady_clock::now();
+    if (now - begin > kSpinTime) ::sched_yield();
+  } while (now - begin < kSpinTime + kYieldTime);
   return false;
 }
 

@@ -35,7 +35,7 @@ class Loader {
       if (!status.has_value())
         return WithContext(status.error(), fmt::format("Cannot load layer {}", layer));
       const auto now = std::chrono::steady_clock::now();
-      if (now - last_report >= kReportInterval || layer + 1 == config_.num_hidden_layers) {
+      if (now - last_report >= kReportInterval) {
         last_report = now;
         Log(LogLevel::kInfo, "loading weights layer={}/{} bytes={}", layer + 1,
             config_.num_hidden_layers, weights_.packed_bytes);
