@@ -1,7 +1,6 @@
 #include "ops/bench/ops_bench.h"
 
 #include <emmintrin.h>
-#include <sched.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -13,6 +12,7 @@
 
 #include "base/cpu_features.h"
 #include "base/quoted.h"
+#include "base/thread_pool.h"
 #include "ops/bench/model_ops_bench.h"
 #include "ops/bench/ops_bench_cases.h"
 #include "ops/bench/peaks.h"
@@ -59,13 +59,6 @@ int64_t LastLevelCacheBytes() {
   int64_t bytes =
       std::max<int64_t>(::sysconf(_SC_LEVEL3_CACHE_SIZE), ::sysconf(_SC_LEVEL2_CACHE_SIZE));
   return std::clamp<int64_t>(bytes, int64_t{8} << 20, int64_t{512} << 20);
-}
-
-int AvailableProcessors() {
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  if (::sched_getaffinity(0, sizeof(set), &set) != 0) return 1;
-  return std::max(1, CPU_COUNT(&set));
 }
 
 double Median(std::vector<double> values) {
@@ -306,7 +299,7 @@ Status RunOpsBench(const OpsBenchOptions& options, std::string* json) {
         fmt::format("thread_cpu_time needs threads = 1, but threads is {}.", options.threads),
         "thread_cpu_time");
   }
-  const int threads = options.threads > 0 ? options.threads : AvailableProcessors();
+  const int threads = options.threads > 0 ? options.threads : UsableCores();
   Stream stream(threads);
   const CpuLevel best = stream.cpu_level();
   DI_ASSIGN_OR_RETURN(const MachineCeilings ceilings, MeasureCeilings(options, stream.pool()));
