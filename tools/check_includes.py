@@ -13,9 +13,10 @@ ALLOWED = {
     "text": {"base"},
     "sample": {"base"},
     "state": {"tensor", "base"},
+    "sched": {"state", "base"},
     "model": {"ops", "weights", "tensor", "base"},
     "runtime": {"model", "state", "weights", "ops", "tensor", "base"},
-    "engine": {"runtime", "state", "sample", "text", "model", "ops", "tensor", "base"},
+    "engine": {"runtime", "sched", "state", "sample", "text", "model", "ops", "tensor", "base"},
 }
 # Third-party headers and the modules that may include them; the public headers may use the error type only.
 THIRD_PARTY = {

@@ -1,0 +1,55 @@
+// Numbered units of cache memory with reference counts: cache blocks, window pages and slots each
+// have a pool. Book-keeping only; the bytes belong to CacheMemory.
+//
+// Invariant: every id is either free with no reference, or in use with at least one. One of the
+// references may belong to the prefix cache ("cached"); an id that has no other is reclaimable.
+// Contract page: docs/state.md.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace deepinfer {
+
+class BlockPool {
+ public:
+  explicit BlockPool(int64_t count);
+
+  int64_t size() const {
+    return static_cast<int64_t>(references_.size());
+  }
+  int64_t num_free() const {
+    return static_cast<int64_t>(free_.size());
+  }
+  // Ids that only the prefix cache refers to.
+  int64_t num_reclaimable() const {
+    return num_reclaimable_;
+  }
+  int32_t references(int32_t id) const {
+    return references_[static_cast<size_t>(id)];
+  }
+  bool cached(int32_t id) const {
+    return cached_[static_cast<size_t>(id)] != 0;
+  }
+
+  // An id with one reference; at least one must be free. Low ids first, then the latest released.
+  int32_t Take();
+  void Retain(int32_t id);
+  // Gives one reference back; the last one frees the id.
+  void Release(int32_t id);
+  // The prefix cache's own reference, at most one per id.
+  void RetainForCache(int32_t id);
+  void ReleaseFromCache(int32_t id);
+
+  // Empty, or what is wrong with the invariant. Takes time proportional to the size.
+  std::string FindViolation() const;
+
+ private:
+  std::vector<int32_t> references_;
+  std::vector<uint8_t> cached_;
+  std::vector<int32_t> free_;
+  int64_t num_reclaimable_ = 0;
+};
+
+}  // namespace deepinfer
