@@ -21,6 +21,7 @@
 #include "deepinfer/error.h"
 #include "deepinfer/request_output.h"
 #include "deepinfer/sampling_params.h"
+#include "deepinfer/selfcheck.h"
 
 namespace deepinfer {
 
@@ -43,6 +44,15 @@ struct Request {
   // front unless it is there), token ids as they are, or a conversation.
   std::variant<std::string, std::vector<int64_t>, Chat> prompt;
   SamplingParams sampling_params;
+  // Who asks: work is shared out fairly between users. Any text of at most 256 bytes.
+  std::string user_id;
+  // Requests with a larger number are served first; -1,000,000 ... 1,000,000.
+  int64_t priority = 0;
+  // Seconds from the moment the request is handed in after which it ends with
+  // FinishReason::kDeadline; more than 0. Absent: no limit.
+  std::optional<double> timeout_seconds;
+  // Prefixes in the cache are shared only between requests with the same salt; at most 256 bytes.
+  std::string cache_salt;
 };
 
 enum class NumericsProfile : uint8_t {
@@ -66,6 +76,26 @@ struct LLMOptions {
   // Capacity of the cache over all sequences, rounded up to blocks of 128 tokens; 0: chosen from
   // the machine's memory.
   int64_t cache_tokens = 0;
+
+  // The next step is planned and started before the tokens of the last one are known. Changes no
+  // output.
+  bool async_scheduling = true;
+  // Beginnings of earlier sequences that are still in the cache are not computed again. Changes no
+  // output.
+  bool prefix_caching = true;
+  // Tokens that are computed again with a cut window where a cached prefix has lost its window keys
+  // (the others are reused); 0: only hits that change no output. Otherwise at least 134 for the
+  // released model (window + 6), and outputs depend on what is in the cache.
+  int64_t approximate_hit_tokens = 0;
+  // Decoder bounded replay: that many last tokens of a prompt run the decoder half; 0: all of them.
+  // At least 134 for the released model (window + 6); its own setting is 140. Outputs are those of
+  // the truncated function, whatever the batch, the chunks and the cache.
+  int64_t replay_keep_tokens = 0;
+  // How a sequence gives its memory up when it runs out: its state is computed again later, or kept
+  // in host memory. Changes no output.
+  bool preempt_by_saving = false;
+  // Rows of one prompt in one step; 0: as many as max_num_batched_tokens leaves. Changes no output.
+  int64_t max_chunk_tokens = 0;
 
   // Every problem, each with the field's name.
   std::vector<Error> Validate() const;
@@ -118,6 +148,11 @@ class LLM {
   Result<std::vector<int32_t>> Encode(std::string_view text, bool parse_special = true) const;
   // Ids to text; what is not UTF-8 becomes U+FFFD.
   std::string Decode(std::span<const int32_t> ids, bool skip_special_tokens = false) const;
+
+  // Runs made-up requests in many ways and compares (deepinfer/selfcheck.h). Errors:
+  // kInvalidArgument for bad options.
+  Result<SelfcheckReport> Selfcheck(const SelfcheckOptions& options,
+                                    const SelfcheckCallback& progress = {}) const;
 
   int64_t vocab_size() const;
   // The largest prompt + output of a request.

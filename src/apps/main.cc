@@ -16,6 +16,7 @@
 #include "apps/make_checkpoint.h"
 #include "apps/output.h"
 #include "apps/print.h"
+#include "apps/selfcheck.h"
 #include "apps/tokenize.h"
 #include "base/log.h"
 #include "base/quoted.h"
@@ -276,6 +277,55 @@ void AddBenchCommand(CLI::App& app, int& status) {
       ->capture_default_str();
   decode_command->add_option("--json", decode->json, "Write the results to this file");
   decode_command->callback([decode, &status] { status = RunBenchDecode(*decode); });
+  auto host = std::make_shared<BenchHostOptions>();
+  CLI::App* host_command =
+      command->add_subcommand("host", "Time what a decode step costs on the host beside the model");
+  host_command->add_option("--model", host->model_dir, "Checkpoint directory, for its tokenizer")
+      ->required();
+  host_command->add_option("--context", host->context, "Tokens of each running sequence")
+      ->check(CLI::Range(1, 1 << 20))
+      ->capture_default_str();
+  host_command->add_option("--steps", host->steps, "Decode steps timed")
+      ->check(CLI::Range(10, 100000))
+      ->capture_default_str();
+  host_command->add_option("--json", host->json, "Write the results to this file");
+  host_command->callback([host, &status] { status = RunBenchHost(*host); });
+}
+
+void AddSelfcheckCommand(CLI::App& app, int& status) {
+  auto options = std::make_shared<SelfcheckCommandOptions>();
+  CLI::App* command =
+      app.add_subcommand("selfcheck", "Prove on this machine that no speed-up changes an answer");
+  command->footer(
+      "Runs made-up requests alone, from an empty cache, synchronously and unchunked, then under "
+      "combinations of batching, chunking, prefix\n"
+      "cache, preemption and asynchronous scheduling, and compares tokens and log-probabilities "
+      "bit "
+      "by bit.\n"
+      "Exit status: 0 all the same, 4 an answer changed, 1 failure, 2 wrong usage, 130 "
+      "interrupted.");
+  AddModelOptions(command, options->llm);
+  SelfcheckOptions& check = options->check;
+  command->add_option("--requests", check.num_requests, "Requests in each way of running")
+      ->check(CLI::Range(2, 1024))
+      ->capture_default_str();
+  command
+      ->add_option("--max-prompt-tokens", check.max_prompt_tokens,
+                   "Longest prompt; 0: about three cache blocks")
+      ->check(CLI::Range(int64_t{0}, int64_t{1} << 20))
+      ->capture_default_str();
+  command->add_option("--max-output-tokens", check.max_output_tokens, "Longest output")
+      ->check(CLI::Range(1, 4096))
+      ->capture_default_str();
+  command->add_option("--seed", check.seed, "Of the requests")->capture_default_str();
+  command->add_flag("--thorough", check.thorough, "Every combination (95 instead of 12)");
+  command
+      ->add_option("--replay-keep-tokens", options->llm.replay_keep_tokens,
+                   "Check with decoder bounded replay; 0: off")
+      ->check(CLI::Range(int64_t{0}, LLMOptions::kMaxTokens))
+      ->capture_default_str();
+  command->add_option("--json", options->json, "Write the report to this file");
+  command->callback([options, &status] { status = RunSelfcheckCommand(*options); });
 }
 
 // The innermost command that the command line names.
@@ -339,6 +389,7 @@ int Main(int argc, char** argv) {
   AddLogitsCommand(app, status);
   AddInspectCommand(app, status);
   AddMakeCheckpointCommand(app, status);
+  AddSelfcheckCommand(app, status);
   AddBenchCommand(app, status);
   static bool verbose = false;  // the sink outlives this function
   AddVerbose(&app, verbose);

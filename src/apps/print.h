@@ -13,6 +13,7 @@ inline constexpr int kExitOk = 0;
 inline constexpr int kExitFailure = 1;
 inline constexpr int kExitUsage = 2;
 inline constexpr int kExitSomeLinesFailed = 3;  // finished, but the output has lines with errors
+inline constexpr int kExitDifference = 4;       // selfcheck: an answer changed
 inline constexpr int kExitInterrupted =
     130;  // as a shell reports Ctrl-C; finished lines are written
 inline constexpr int kExitBrokenPipe =

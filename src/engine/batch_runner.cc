@@ -81,6 +81,33 @@ Status CheckTexts(const std::vector<std::string>& texts, const char* field) {
   return {};
 }
 
+// The fields that decide when a request runs.
+Status CheckServiceFields(const Request& request) {
+  constexpr int64_t kMaxPriority = 1'000'000;
+  constexpr size_t kMaxNameBytes = 256;
+  if (request.priority < -kMaxPriority || request.priority > kMaxPriority) {
+    return Fail(Code::kInvalidArgument,
+                fmt::format("priority is {}; allowed are {} ... {}.", request.priority,
+                            -kMaxPriority, kMaxPriority),
+                "priority");
+  }
+  if (request.timeout_seconds.has_value() && !(*request.timeout_seconds > 0.0)) {
+    return Fail(
+        Code::kInvalidArgument,
+        fmt::format("timeout_seconds is {}; it must be more than 0.", *request.timeout_seconds),
+        "timeout_seconds");
+  }
+  for (const auto& [text, field] :
+       {std::pair{&request.user_id, "user_id"}, std::pair{&request.cache_salt, "cache_salt"}}) {
+    if (text->size() <= kMaxNameBytes) continue;
+    return Fail(
+        Code::kInvalidArgument,
+        fmt::format("{} has {} bytes; allowed are at most {}.", field, text->size(), kMaxNameBytes),
+        field);
+  }
+  return {};
+}
+
 // Each forbidden text at the beginning of a word and inside of one.
 Status ResolveBadWords(const SamplingParams& params, const Tokenizer& tokenizer,
                        std::vector<std::vector<int32_t>>* words) {
@@ -134,11 +161,16 @@ Result<EngineRequest> ResolveRequest(const Request& request, const Tokenizer& to
     return tl::unexpected<Error>(FirstOf(problems));
   }
   DI_RETURN_IF_ERROR(CheckTexts(params.stop, "stop"));
+  DI_RETURN_IF_ERROR(CheckServiceFields(request));
   EngineRequest resolved;
   resolved.id = request.id;
   resolved.params = params;
   DI_RETURN_IF_ERROR(ResolveBadWords(params, tokenizer, &resolved.bad_words));
   DI_ASSIGN_OR_RETURN(resolved.prompt, ResolvePrompt(request, tokenizer, vocab_size));
+  resolved.user_id = request.user_id;
+  resolved.priority = static_cast<int32_t>(request.priority);
+  if (request.timeout_seconds.has_value()) resolved.timeout_seconds = *request.timeout_seconds;
+  resolved.cache_salt = request.cache_salt;
   resolved.seed = params.seq_seed.has_value() ? *params.seq_seed : fresh_seed();
   return resolved;
 }
@@ -177,7 +209,8 @@ std::vector<RequestOutput> RunBatch(const BatchContext& context, std::span<const
   // for the whole list.
   size_t next = 0;
   const auto supply = [&] {
-    while (next < requests.size() && engine.num_waiting() < context.options.max_num_seqs) {
+    while (next < requests.size() &&
+           engine.num_waiting() < context.options.scheduler.max_num_seqs) {
       const size_t place = next++;
       Result<EngineRequest> resolved = ResolveRequest(
           requests[place], context.tokenizer, context.backend.vocab_size(), context.fresh_seed);

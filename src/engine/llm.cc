@@ -9,10 +9,17 @@
 #include "base/error.h"
 #include "engine/batch_runner.h"
 #include "engine/executor_backend.h"
+#include "engine/selfcheck.h"
 #include "runtime/executor.h"
 #include "text/tokenizer.h"
 
 namespace deepinfer {
+namespace {
+
+// The five drafted tokens of a step, and the one that a step launched ahead may have to take back.
+constexpr int64_t kRollbackTokens = 6;
+
+}  // namespace
 
 struct LLM::Impl {
   Tokenizer tokenizer;
@@ -54,7 +61,19 @@ Result<std::unique_ptr<LLM>> LLM::Load(const LLMOptions& options) {
             options.max_model_len, config.max_position_embeddings),
         "max_model_len");
   }
+  const int64_t shortest_tail = config.sliding_window + kRollbackTokens;
+  for (const auto& [field, tokens] :
+       {std::pair{"replay_keep_tokens", options.replay_keep_tokens},
+        std::pair{"approximate_hit_tokens", options.approximate_hit_tokens}}) {
+    if (tokens == 0 || tokens >= shortest_tail) continue;
+    return Fail(Code::kInvalidArgument,
+                fmt::format("{} is {}; allowed are 0 (off) or at least {} (the window of {} tokens "
+                            "and {} that a sequence may be set back by).",
+                            field, tokens, shortest_tail, config.sliding_window, kRollbackTokens),
+                field);
+  }
   ExecutorOptions executor_options;
+  executor_options.rollback_tokens = kRollbackTokens;
   executor_options.model_dir = options.model_dir;
   executor_options.numerics = options.numerics == NumericsProfile::kReference
                                   ? Numerics::kReference
@@ -62,6 +81,7 @@ Result<std::unique_ptr<LLM>> LLM::Load(const LLMOptions& options) {
   executor_options.num_threads = options.num_threads;
   executor_options.max_sequences = options.max_num_seqs;
   executor_options.cache_tokens = options.cache_tokens;
+  executor_options.max_batched_tokens = options.max_num_batched_tokens;
   DI_ASSIGN_OR_RETURN(std::unique_ptr<Executor> executor, Executor::Create(executor_options));
 
   std::unique_ptr<LLM> llm(new LLM());
@@ -70,11 +90,19 @@ Result<std::unique_ptr<LLM>> LLM::Load(const LLMOptions& options) {
   EngineOptions& engine = impl.engine_options;
   engine.max_model_len =
       options.max_model_len > 0 ? options.max_model_len : config.max_position_embeddings;
-  engine.max_num_seqs = std::min(options.max_num_seqs, impl.backend.num_slots());
-  engine.max_num_batched_tokens = options.max_num_batched_tokens;
+  const StateCapacity capacity = impl.backend.capacity();
+  SchedulerOptions& scheduler = engine.scheduler;
+  scheduler.max_num_seqs = std::min(options.max_num_seqs, capacity.num_slots);
+  scheduler.max_num_batched_tokens = options.max_num_batched_tokens;
+  scheduler.max_chunk_tokens = options.max_chunk_tokens;
+  scheduler.prefix_caching = options.prefix_caching;
+  scheduler.approximate_hit_tokens = options.approximate_hit_tokens;
+  scheduler.replay_keep_tokens = options.replay_keep_tokens;
+  scheduler.preemption =
+      options.preempt_by_saving ? PreemptionMode::kSave : PreemptionMode::kRecompute;
+  engine.async_scheduling = options.async_scheduling;
   engine.end_ids = EndOfTurnIds(impl.tokenizer, config.eos_token_id, config.vocab_size);
-  impl.max_model_len =
-      std::min(engine.max_model_len, impl.backend.num_blocks() * impl.backend.block_tokens());
+  impl.max_model_len = std::min(engine.max_model_len, capacity.num_blocks * kBlockTokens);
   return llm;
 }
 
@@ -90,6 +118,13 @@ Result<std::vector<int32_t>> LLM::Encode(std::string_view text, bool parse_speci
   EncodeOptions options;
   options.parse_special = parse_special;
   return impl_->tokenizer.Encode(text, options);
+}
+
+Result<SelfcheckReport> LLM::Selfcheck(const SelfcheckOptions& options,
+                                       const SelfcheckCallback& progress) const {
+  if (const std::vector<Error> problems = options.Validate(); !problems.empty())
+    return tl::unexpected<Error>(problems.front());
+  return RunSelfcheck(impl_->backend, impl_->tokenizer, impl_->engine_options, options, progress);
 }
 
 std::string LLM::Decode(std::span<const int32_t> ids, bool skip_special_tokens) const {
