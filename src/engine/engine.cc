@@ -312,7 +312,7 @@ void Engine::Collect() {
     }
     job.results.push_back({sequence.id, token});
   }
-  scheduler_.Commit(job.results);
+  scheduler_.Commit(job.results, !job.error.has_value());
   for (size_t i = 0; i < job.draws.size(); ++i) {
     // A callback may have aborted it.
     Sequence* sequence = Find(job.draws[i].sequence);
