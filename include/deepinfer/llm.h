@@ -112,22 +112,32 @@ struct StreamEvent {
 
 struct Progress {
   int64_t requests_done = 0;
-  int64_t requests_total = 0;
+  int64_t requests_total = 0;     // -1: not known yet, because a source still has requests
   int64_t prompt_tokens = 0;      // processed so far
   int64_t completion_tokens = 0;  // generated so far
   int64_t running = 0;            // sequences
 };
 
-// All callbacks run on the thread that called Generate; empty ones are skipped.
+// All callbacks run on the thread that called Generate or GenerateStream; empty ones are skipped.
 struct GenerateCallbacks {
   std::function<void(const StreamEvent&)> on_text;
-  // A request has ended; `index` is its place. Called once per request, in the order in which they
-  // end.
+  // A request has ended; `index` is its place, counted from 0. Called once per request, in the
+  // order in which they end.
   std::function<void(size_t index, const RequestOutput& output)> on_finished;
-  // After each step. Returning false stops: requests that have begun end with FinishReason::kAbort,
-  // the others with an error of code kCancelled.
+  // After each step. Returning false stops: requests that were handed over end with
+  // FinishReason::kAbort, the others of a list with an error of code kCancelled.
   std::function<bool(const Progress&)> on_progress;
 };
+
+// What a source answers when it is asked for its next request.
+struct NoRequestYet {};   // there may be one later: ask again
+struct EndOfRequests {};  // there is none any more; the source is not asked again
+using NextRequest = std::variant<Request, NoRequestYet, EndOfRequests>;
+
+// Hands out requests one by one, so that a job need not fit in memory. With `may_wait` nothing else
+// is left to do and the call may take as long as it needs; without it requests are running, and a
+// source that would have to wait answers NoRequestYet.
+using RequestSource = std::function<NextRequest(bool may_wait)>;
 
 class LLM {
  public:
@@ -142,6 +152,11 @@ class LLM {
   // CompletionOutput::error. One call at a time.
   std::vector<RequestOutput> Generate(std::span<const Request> requests,
                                       const GenerateCallbacks& callbacks = {});
+
+  // Runs what the source hands out, asking for a request only when there is room for it and for a
+  // few more. Requests are numbered 0, 1, ... as they are taken. Outputs go to on_finished and are
+  // not kept, so memory is bounded by what runs. One call at a time.
+  void GenerateStream(const RequestSource& next, const GenerateCallbacks& callbacks);
 
   // Text to ids without a beginning-of-sentence token; with `parse_special`, special tokens in the
   // text are recognised.

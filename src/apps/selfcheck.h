@@ -15,7 +15,7 @@ struct SelfcheckCommandOptions {
   std::string json;  // file for the report; empty: none
 };
 
-// Exit status 0: every answer was the same; 4: a difference was found and reported.
+// Exit status 0: every answer was the same; 5: a difference was found and reported.
 int RunSelfcheckCommand(const SelfcheckCommandOptions& options);
 
 }  // namespace deepinfer

@@ -114,6 +114,13 @@ std::vector<RequestOutput> LLM::Generate(std::span<const Request> requests,
   return RunBatch(context, requests, callbacks);
 }
 
+void LLM::GenerateStream(const RequestSource& next, const GenerateCallbacks& callbacks) {
+  std::random_device entropy;
+  const BatchContext context{impl_->backend, impl_->tokenizer, impl_->engine_options,
+                             [&entropy] { return (uint64_t{entropy()} << 32) | entropy(); }};
+  RunStream(context, next, callbacks);
+}
+
 Result<std::vector<int32_t>> LLM::Encode(std::string_view text, bool parse_special) const {
   EncodeOptions options;
   options.parse_special = parse_special;
