@@ -113,7 +113,8 @@ struct StreamEvent {
 struct Progress {
   int64_t requests_done = 0;
   int64_t requests_total = 0;     // -1: not known yet, because a source still has requests
-  int64_t prompt_tokens = 0;      // processed so far
+  int64_t prompt_tokens = 0;      // computed so far
+  int64_t cached_tokens = 0;      // prompt tokens that were in the prefix cache
   int64_t completion_tokens = 0;  // generated so far
   int64_t running = 0;            // sequences
 };
@@ -165,9 +166,9 @@ class LLM {
   std::string Decode(std::span<const int32_t> ids, bool skip_special_tokens = false) const;
 
   // Runs made-up requests in many ways and compares (deepinfer/selfcheck.h). Errors:
-  // kInvalidArgument for bad options.
+  // kInvalidArgument for bad options. Empties the prefix cache. One call at a time.
   Result<SelfcheckReport> Selfcheck(const SelfcheckOptions& options,
-                                    const SelfcheckCallback& progress = {}) const;
+                                    const SelfcheckCallback& progress = {});
 
   int64_t vocab_size() const;
   // The largest prompt + output of a request.

@@ -190,12 +190,22 @@ class StreamRun {
         next_(next),
         callbacks_(callbacks),
         finished_(finished),
+        engine_(context.engine),
+        before_(context.engine.counters()),
         // A few more than can run, so that a step that ends some sequences can begin others.
-        wanted_(context.options.scheduler.max_num_seqs +
-                std::max<int64_t>(1, context.options.scheduler.max_num_seqs / 8)),
-        engine_(context.backend, context.tokenizer, context.options, Events()) {
+        wanted_(engine_.max_num_seqs() + std::max<int64_t>(1, engine_.max_num_seqs() / 8)) {
     progress_.requests_total = total;
+    engine_.set_events(Events());
   }
+  ~StreamRun() {
+    engine_.Abort();
+    // Rows that are still in flight.
+    while (engine_.Step()) {
+    }
+    engine_.set_events({});
+  }
+  StreamRun(const StreamRun&) = delete;
+  StreamRun& operator=(const StreamRun&) = delete;
 
   // Returns early when on_progress stops it.
   void Run() {
@@ -203,8 +213,10 @@ class StreamRun {
     for (;;) {
       const bool ran = engine_.Step();
       if (!ran && ended_) return;
-      progress_.prompt_tokens = engine_.counters().prompt_tokens;
-      progress_.completion_tokens = engine_.counters().completion_tokens;
+      const EngineCounters counters = engine_.counters();
+      progress_.prompt_tokens = counters.prompt_tokens - before_.prompt_tokens;
+      progress_.cached_tokens = counters.cached_tokens - before_.cached_tokens;
+      progress_.completion_tokens = counters.completion_tokens - before_.completion_tokens;
       progress_.running = engine_.num_running();
       if (callbacks_.on_progress && !callbacks_.on_progress(progress_)) {
         engine_.Abort();
@@ -264,8 +276,8 @@ class StreamRun {
   }
 
   void Submit(size_t index, const Request& request) {
-    Result<EngineRequest> resolved = ResolveRequest(
-        request, context_.tokenizer, context_.backend.vocab_size(), context_.fresh_seed);
+    Result<EngineRequest> resolved =
+        ResolveRequest(request, context_.tokenizer, engine_.vocab_size(), context_.fresh_seed);
     if (!resolved.has_value()) return Refuse(index, request, resolved.error());
     const Result<int64_t> number = engine_.Submit(std::move(*resolved));
     if (number.has_value()) {
@@ -281,12 +293,13 @@ class StreamRun {
   const RequestSource& next_;
   const GenerateCallbacks& callbacks_;
   const FinishedSink& finished_;
+  Engine& engine_;
+  const EngineCounters before_;
   const int64_t wanted_;
   size_t taken_ = 0;
   bool ended_ = false;
   std::unordered_map<int64_t, size_t> index_of_;  // by the engine's number, while in the engine
   Progress progress_;
-  Engine engine_;
 };
 
 }  // namespace

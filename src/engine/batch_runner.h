@@ -25,9 +25,9 @@ Result<EngineRequest> ResolveRequest(const Request& request, const Tokenizer& to
                                      const std::function<uint64_t()>& fresh_seed);
 
 struct BatchContext {
-  ModelBackend& backend;
+  // Idle; keeps its prefix cache from run to run. Its events are set for the run.
+  Engine& engine;
   const Tokenizer& tokenizer;
-  const EngineOptions& options;
   std::function<uint64_t()> fresh_seed;  // for requests without one
 };
 

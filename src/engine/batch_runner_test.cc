@@ -21,21 +21,25 @@ const Tokenizer& TestTokenizer() {
 
 class BatchRunnerTest : public ::testing::Test {
  protected:
-  BatchRunnerTest() : backend(512, 8, 100, 4) {
+  BatchRunnerTest() : backend(512, 20, 20, 4), engine(backend, TestTokenizer(), Options(), {}) {}
+
+  static EngineOptions Options() {
+    EngineOptions options;
     options.max_model_len = 100;
-    options.max_num_seqs = 4;
-    options.max_num_batched_tokens = 16;
+    options.scheduler.max_num_seqs = 4;
+    options.scheduler.max_num_batched_tokens = 16;
     options.end_ids = EndOfTurnIds(TestTokenizer(), 1, 512);
+    return options;
   }
 
   std::vector<RequestOutput> RunAll(const std::vector<Request>& requests,
                                     const GenerateCallbacks& callbacks = {}) {
-    return RunBatch({backend, TestTokenizer(), options, [this] { return ++fresh_seeds; }}, requests,
+    return RunBatch({engine, TestTokenizer(), [this] { return ++fresh_seeds; }}, requests,
                     callbacks);
   }
 
   FakeBackend backend;
-  EngineOptions options;
+  Engine engine;
   uint64_t fresh_seeds = 1000;
 };
 
@@ -180,7 +184,7 @@ TEST_F(BatchRunnerTest, AStreamTakesRequestsOnlyALittleAheadOfWhatRuns) {
     EXPECT_EQ(progress.requests_done, static_cast<int64_t>(done));
     return true;
   };
-  RunStream({backend, TestTokenizer(), options, [this] { return ++fresh_seeds; }}, next, callbacks);
+  RunStream({engine, TestTokenizer(), [this] { return ++fresh_seeds; }}, next, callbacks);
   EXPECT_EQ(finished.size(), 2000u);
   EXPECT_LE(most_open, 6u);
 }
@@ -206,7 +210,7 @@ TEST_F(BatchRunnerTest, AStreamRunsWhatItHasWhileItsSourceHasNothingYet) {
     EXPECT_EQ(index, done++);
     EXPECT_EQ(output.outputs.at(0).token_ids.size(), 5u);
   };
-  RunStream({backend, TestTokenizer(), options, [this] { return ++fresh_seeds; }}, next, callbacks);
+  RunStream({engine, TestTokenizer(), [this] { return ++fresh_seeds; }}, next, callbacks);
   EXPECT_EQ(done, 5u);
   EXPECT_EQ(idle_questions, 15);
 }
@@ -221,7 +225,7 @@ TEST_F(BatchRunnerTest, AStreamThatIsStoppedAbortsWhatItTookAndAsksForNoMore) {
   };
   callbacks.on_progress = [&](const Progress&) { return ++steps < 3; };
   RunStream(
-      {backend, TestTokenizer(), options, [this] { return ++fresh_seeds; }},
+      {engine, TestTokenizer(), [this] { return ++fresh_seeds; }},
       [&](bool) -> NextRequest { return Text(std::to_string(taken++), "the"); }, callbacks);
   EXPECT_EQ(taken, 5u);
   EXPECT_EQ(aborted, 5u);

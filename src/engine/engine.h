@@ -16,6 +16,7 @@
 #include <span>
 #include <string>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "base/error.h"
@@ -77,6 +78,16 @@ class Engine {
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
+  // For what ends or is drawn from now on.
+  void set_events(EngineEvents events) {
+    events_ = std::move(events);
+  }
+  int64_t vocab_size() const {
+    return backend_.vocab_size();
+  }
+  int64_t max_num_seqs() const {
+    return options_.scheduler.max_num_seqs;
+  }
   // The largest prompt + output of a sequence: max_model_len, or what the whole cache holds if that
   // is less.
   int64_t max_sequence_tokens() const {

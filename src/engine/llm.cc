@@ -26,7 +26,12 @@ struct LLM::Impl {
   std::unique_ptr<Executor> executor;
   ExecutorBackend backend;
   EngineOptions engine_options;
-  int64_t max_model_len = 0;
+  // Lives as long as the model, and with it the prefix cache.
+  std::unique_ptr<Engine> engine;
+
+  void StartEngine() {
+    engine = std::make_unique<Engine>(backend, tokenizer, engine_options, EngineEvents{});
+  }
 
   Impl(Tokenizer loaded_tokenizer, std::unique_ptr<Executor> loaded_executor)
       : tokenizer(std::move(loaded_tokenizer)),
@@ -102,21 +107,21 @@ Result<std::unique_ptr<LLM>> LLM::Load(const LLMOptions& options) {
       options.preempt_by_saving ? PreemptionMode::kSave : PreemptionMode::kRecompute;
   engine.async_scheduling = options.async_scheduling;
   engine.end_ids = EndOfTurnIds(impl.tokenizer, config.eos_token_id, config.vocab_size);
-  impl.max_model_len = std::min(engine.max_model_len, capacity.num_blocks * kBlockTokens);
+  impl.StartEngine();
   return llm;
 }
 
 std::vector<RequestOutput> LLM::Generate(std::span<const Request> requests,
                                          const GenerateCallbacks& callbacks) {
   std::random_device entropy;
-  const BatchContext context{impl_->backend, impl_->tokenizer, impl_->engine_options,
+  const BatchContext context{*impl_->engine, impl_->tokenizer,
                              [&entropy] { return (uint64_t{entropy()} << 32) | entropy(); }};
   return RunBatch(context, requests, callbacks);
 }
 
 void LLM::GenerateStream(const RequestSource& next, const GenerateCallbacks& callbacks) {
   std::random_device entropy;
-  const BatchContext context{impl_->backend, impl_->tokenizer, impl_->engine_options,
+  const BatchContext context{*impl_->engine, impl_->tokenizer,
                              [&entropy] { return (uint64_t{entropy()} << 32) | entropy(); }};
   RunStream(context, next, callbacks);
 }
@@ -128,10 +133,15 @@ Result<std::vector<int32_t>> LLM::Encode(std::string_view text, bool parse_speci
 }
 
 Result<SelfcheckReport> LLM::Selfcheck(const SelfcheckOptions& options,
-                                       const SelfcheckCallback& progress) const {
+                                       const SelfcheckCallback& progress) {
   if (const std::vector<Error> problems = options.Validate(); !problems.empty())
     return tl::unexpected<Error>(problems.front());
-  return RunSelfcheck(impl_->backend, impl_->tokenizer, impl_->engine_options, options, progress);
+  // Other engines are going to use the cache's memory: what ours holds there is void.
+  impl_->engine.reset();
+  SelfcheckReport report =
+      RunSelfcheck(impl_->backend, impl_->tokenizer, impl_->engine_options, options, progress);
+  impl_->StartEngine();
+  return report;
 }
 
 std::string LLM::Decode(std::span<const int32_t> ids, bool skip_special_tokens) const {
@@ -143,7 +153,7 @@ int64_t LLM::vocab_size() const {
 }
 
 int64_t LLM::max_model_len() const {
-  return impl_->max_model_len;
+  return impl_->engine->max_sequence_tokens();
 }
 
 }  // namespace deepinfer
