@@ -19,6 +19,7 @@
 #include "apps/tokenize.h"
 #include "base/log.h"
 #include "base/quoted.h"
+#include "deepinfer/statistics.h"
 
 namespace deepinfer {
 namespace {
@@ -278,6 +279,11 @@ void AddBenchCommand(CLI::App& app, int& status) {
   decode_command->callback([decode, &status] { status = RunBenchDecode(*decode); });
 }
 
+void AddMetricsCommand(CLI::App& app, int& status) {
+  app.add_subcommand("metrics", "Print what the statistics of a run contain, as docs/metrics.md")
+      ->callback([&status] { status = ExitStatus(WriteStdout(MetricsPage())); });
+}
+
 // The innermost command that the command line names.
 const CLI::App* NamedCommand(const CLI::App& app) {
   const CLI::App* command = &app;
@@ -340,6 +346,7 @@ int Main(int argc, char** argv) {
   AddInspectCommand(app, status);
   AddMakeCheckpointCommand(app, status);
   AddBenchCommand(app, status);
+  AddMetricsCommand(app, status);
   static bool verbose = false;  // the sink outlives this function
   AddVerbose(&app, verbose);
   ShowLog(verbose);
