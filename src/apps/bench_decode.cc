@@ -11,7 +11,7 @@
 #include "base/cpu_features.h"
 #include "model/active_bytes.h"
 #include "ops/bench/ops_bench.h"
-#include "runtime/executor.h"
+#include "runtime/session.h"
 
 namespace deepinfer {
 namespace {
@@ -40,17 +40,20 @@ Result<DecodeResult> Measure(const BenchDecodeOptions& options) {
   executor_options.max_sequences = options.batch;
   executor_options.cache_tokens =
       options.batch * (options.prompt + options.tokens + 2 * kBlockTokens);
+  executor_options.max_batched_tokens = options.batch * options.prompt;
+  executor_options.window_cache_pages = 0;
   DI_ASSIGN_OR_RETURN(const std::unique_ptr<Executor> executor, Executor::Create(executor_options));
   const ModelConfig& config = executor->config();
   DecodeResult result;
   result.threads = executor->num_threads();
 
-  std::vector<Sequence> sequences;
+  StatePools pools = MakeStatePools(*executor);
+  std::vector<Session> sessions;
   std::vector<std::vector<int32_t>> next(static_cast<size_t>(options.batch));
   uint32_t state = 12345;  // any ids do; a fixed generator makes runs comparable
   for (auto& ids : next) {
-    DI_ASSIGN_OR_RETURN(Sequence sequence, Sequence::Create(executor->pool()));
-    sequences.push_back(std::move(sequence));
+    DI_ASSIGN_OR_RETURN(Session session, Session::Create(*executor, pools));
+    sessions.push_back(std::move(session));
     for (int64_t i = 0; i < options.prompt; ++i) {
       state = state * 1664525u + 1013904223u;
       ids.push_back(static_cast<int32_t>((state >> 8) % static_cast<uint32_t>(config.vocab_size)));
@@ -58,12 +61,11 @@ Result<DecodeResult> Measure(const BenchDecodeOptions& options) {
   }
   // Runs one step over all sequences and leaves the greedy continuation in `next`.
   const auto step = [&](LayerTrace* trace) -> Status {
-    std::vector<Executor::Chunk> chunks;
-    for (size_t s = 0; s < sequences.size(); ++s) {
-      chunks.push_back({.sequence = &sequences[s], .token_ids = next[s], .num_logit_rows = 1});
-    }
-    DI_ASSIGN_OR_RETURN(const TensorView logits, executor->Step(chunks, trace));
-    for (size_t s = 0; s < sequences.size(); ++s) {
+    std::vector<Session::Part> parts;
+    for (size_t s = 0; s < sessions.size(); ++s)
+      parts.push_back({.session = &sessions[s], .ids = next[s], .num_logit_rows = 1});
+    DI_ASSIGN_OR_RETURN(const TensorView logits, Session::Step(parts, trace));
+    for (size_t s = 0; s < sessions.size(); ++s) {
       const float* row = logits.Row<float>(static_cast<int64_t>(s));
       next[s] = {static_cast<int32_t>(std::max_element(row, row + config.vocab_size) - row)};
     }

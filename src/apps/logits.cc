@@ -13,7 +13,7 @@
 #include "apps/output.h"
 #include "apps/print.h"
 #include "model/config.h"
-#include "runtime/executor.h"
+#include "runtime/session.h"
 #include "weights/safetensors.h"
 
 namespace deepinfer {
@@ -144,7 +144,7 @@ Status CollectTrace(const LayerTrace& trace, int64_t rows, const ModelConfig& co
   }
   for (size_t layer = 0; layer < count; ++layer) {
     LayerRows& to = (*layers)[layer];
-    const int64_t all = trace.num_rows;
+    const int64_t all = trace.num_rows[layer];
     DI_RETURN_IF_ERROR(AppendRows(trace.streams[layer], all, rows,
                                   config.hc_mult * config.hidden_size, "streams", &to.streams));
     DI_RETURN_IF_ERROR(AppendRows(trace.experts[layer], all, rows, config.num_experts_per_tok,
@@ -164,21 +164,18 @@ Status WriteAll(SafetensorsWriter& writer, std::span<const T> values) {
 Status RunJob(Executor& executor, const Job& job, const LogitsOptions& options,
               SafetensorsWriter& writer) {
   const ModelConfig& config = executor.config();
-  DI_ASSIGN_OR_RETURN(Sequence sequence, Sequence::Create(executor.pool()));
+  StatePools pools = MakeStatePools(executor);
+  DI_ASSIGN_OR_RETURN(Session session, Session::Create(executor, pools));
   std::vector<LayerRows> layers(static_cast<size_t>(config.num_hidden_layers));
   const int64_t first_row = job.num_tokens() - job.rows;
   int64_t begin = 0;
   for (const int64_t count : job.chunks) {
     const int64_t rows = std::clamp<int64_t>(begin + count - first_row, 0, count);
-    DI_RETURN_IF_ERROR(sequence.Reserve(count));
-    const std::span<const int32_t> tokens = job.tokens;
-    const Executor::Chunk chunk{
-        &sequence, tokens.subspan(static_cast<size_t>(begin), static_cast<size_t>(count)), rows};
+    const std::span<const int32_t> ids(job.tokens.data() + begin, static_cast<size_t>(count));
     LayerTrace trace;
     trace.want_streams = true;
     DI_ASSIGN_OR_RETURN(const TensorView logits,
-                        executor.Step(std::span<const Executor::Chunk>(&chunk, 1),
-                                      options.dump_layers ? &trace : nullptr));
+                        session.Append(ids, rows, options.dump_layers ? &trace : nullptr));
     if (rows > 0) {
       DI_RETURN_IF_ERROR(WriteAll<float>(writer, {static_cast<const float*>(logits.data()),
                                                   static_cast<size_t>(rows * config.vocab_size)}));
@@ -204,9 +201,11 @@ Status WriteLogits(const LogitsOptions& options) {
   DI_ASSIGN_OR_RETURN(const ModelConfig config, LoadModelConfig(options.llm.model_dir));
   DI_ASSIGN_OR_RETURN(const std::vector<Job> jobs, ReadJobs(options, config));
   int64_t longest = 1;
+  int64_t largest_step = 1;
   std::vector<StoredTensor> tensors;
   for (const Job& job : jobs) {
     longest = std::max(longest, job.num_tokens());
+    for (int64_t rows : job.chunks) largest_step = std::max(largest_step, rows);
     for (StoredTensor& tensor : TensorsOf(job, options, config))
       tensors.push_back(std::move(tensor));
   }
@@ -217,6 +216,8 @@ Status WriteLogits(const LogitsOptions& options) {
                                   : Numerics::kProduction;
   executor_options.num_threads = options.llm.num_threads;
   executor_options.max_sequences = 1;
+  executor_options.max_batched_tokens = largest_step;
+  executor_options.window_cache_pages = 0;
   executor_options.cache_tokens = (longest + kBlockTokens - 1) / kBlockTokens * kBlockTokens;
   DI_ASSIGN_OR_RETURN(const std::unique_ptr<Executor> executor, Executor::Create(executor_options));
   const std::pair<std::string, std::string> metadata[] = {

@@ -8,7 +8,8 @@ namespace deepinfer {
 
 struct LayerTrace {
   bool want_streams = false;  // also copy the residual streams (large)
-  int64_t num_rows = 0;
+  // Per layer: rows that it ran, the last ones of every sequence. 0 for layers that did not run.
+  std::vector<int64_t> num_rows;
   std::vector<std::vector<float>>
       streams;  // per layer: [rows, 4, hidden] after the layer; empty unless wanted
   std::vector<std::vector<int32_t>> experts;  // per layer: [rows, k] in slot order

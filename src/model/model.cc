@@ -6,6 +6,7 @@
 #include "ops/compressor/compressor.h"
 #include "ops/embedding/embedding.h"
 #include "ops/engram/engram.h"
+#include "ops/gather_rows/gather_rows.h"
 #include "ops/hyper_connection/hyper_connection.h"
 #include "ops/indexer/indexer.h"
 #include "ops/linear/linear.h"
@@ -23,6 +24,7 @@ namespace deepinfer {
 struct Model::Step {
   const StepBatch* batch = nullptr;
   const CacheViews* caches = nullptr;
+  const BatchLayout* layout = nullptr;  // of the rows that the current layer runs
   int64_t rows = 0;
 
   TensorView streams;  // [rows, 4, hidden] bf16: the residual streams
@@ -68,6 +70,7 @@ Status Model::Forward(const StepBatch& batch, const CacheViews& caches, const Te
   Step step;
   step.batch = &batch;
   step.caches = &caches;
+  step.layout = &batch.layout;
   step.rows = rows;
   step.streams = scratch.Tensor(DType::kBf16, {rows, kHcStreams, hidden});
   step.pre = scratch.Tensor(DType::kF32, {rows, kHcStreams});
@@ -107,7 +110,7 @@ Status Model::Forward(const StepBatch& batch, const CacheViews& caches, const Te
   for (int64_t r = 0; r < rows; ++r) first_pre.insert(first_pre.end(), {1.0f, 0.0f, 0.0f, 0.0f});
   DI_RETURN_IF_ERROR(CopyToDevice(first_pre.data(), step.pre, stream));
   if (trace != nullptr) {
-    trace->num_rows = rows;
+    trace->num_rows.assign(static_cast<size_t>(config_.num_hidden_layers), 0);
     trace->streams.assign(static_cast<size_t>(config_.num_hidden_layers), {});
     trace->experts.assign(static_cast<size_t>(config_.num_hidden_layers), {});
     trace->selected.assign(static_cast<size_t>(config_.num_hidden_layers), {});
@@ -135,8 +138,21 @@ Status Model::Forward(const StepBatch& batch, const CacheViews& caches, const Te
       return HcExpand({.x = step.y, .post = step.post, .comb = step.comb, .streams = step.streams},
                       stream);
     };
-    DI_RETURN_IF_ERROR(mix(w.hc_attn));
-    DI_RETURN_IF_ERROR(Collapse(step.pre, w.attn_norm, step, stream));
+    const bool boundary = layer == config_.decoder_start();
+    if (boundary && batch.drops_rows) {
+      // The compressed keys of this layer are the decoder half's long-range memory, so every row
+      // leaves its own; for rows that are dropped nothing else of the layer is needed.
+      DI_RETURN_IF_ERROR(Collapse(step.pre, w.attn_norm, step, stream));
+      DI_RETURN_IF_ERROR(CompressKeys(layer, step, stream));
+      if (batch.kept_rows.rows() == 0) return {};
+      DI_RETURN_IF_ERROR(KeepRows(step, scratch, stream));
+      DI_RETURN_IF_ERROR(mix(w.hc_attn));
+    } else {
+      DI_RETURN_IF_ERROR(mix(w.hc_attn));
+      DI_RETURN_IF_ERROR(Collapse(step.pre, w.attn_norm, step, stream));
+      if (w.compressor != nullptr) DI_RETURN_IF_ERROR(CompressKeys(layer, step, stream));
+    }
+    if (boundary) step.layout = &batch.decoder_layout;
     DI_RETURN_IF_ERROR(Attention(layer, step, stream));
     DI_RETURN_IF_ERROR(expand());
     std::swap(step.pre, step.next_pre);
@@ -160,6 +176,30 @@ Status Model::Forward(const StepBatch& batch, const CacheViews& caches, const Te
                                      .norm_eps = config_.rms_norm_eps},
                                     stream));
   return Linear({.x = last, .weight = &weights_.head, .y = logits}, stream);
+}
+
+Status Model::KeepRows(Step& step, ScratchScope& scratch, Stream& stream) const {
+  const TensorView& kept = step.batch->kept_rows;
+  const int64_t rows = kept.rows();
+  const auto gather = [&](TensorView& view, const TensorView& out) {
+    const TensorView source = std::exchange(view, out);
+    return GatherRows({.source = source, .row_index = kept, .out = out}, stream);
+  };
+  const int64_t hidden = config_.hidden_size;
+  DI_RETURN_IF_ERROR(
+      gather(step.streams, scratch.Tensor(DType::kBf16, {rows, kHcStreams, hidden})));
+  DI_RETURN_IF_ERROR(gather(step.pre, scratch.Tensor(DType::kF32, {rows, kHcStreams})));
+  DI_RETURN_IF_ERROR(gather(step.x, scratch.Tensor(DType::kBf16, {rows, hidden})));
+  DI_RETURN_IF_ERROR(gather(step.x_grid, scratch.Tensor(DType::kBf16, {rows, hidden})));
+  const TensorView table = scratch.Tensor(
+      DType::kF32, {rows, step.compressed_table.dim(1), step.compressed_table.dim(2)});
+  DI_RETURN_IF_ERROR(gather(step.compressed_table, table));
+  // What no layer has published for the layers to come.
+  for (TensorView* view : {&step.next_pre, &step.post, &step.comb, &step.y, &step.qr_grid,
+                           &step.selected, &step.candidates, &step.experts})
+    *view = view->Rows(0, rows);
+  step.rows = rows;
+  return {};
 }
 
 Status Model::Collapse(const TensorView& pre, const TensorView& norm, Step& step,
@@ -196,21 +236,20 @@ Status Model::Attention(int64_t layer, Step& step, Stream& stream) const {
   DI_RETURN_IF_ERROR(Linear({.x = step.x_grid, .weight = &w.wkv, .y = kv}, stream));
   DI_RETURN_IF_ERROR(
       RmsNorm({.x = kv, .weight = w.kv_norm, .y = kv, .y_grid = {}, .eps = eps}, stream));
-  const TensorView& rings = step.caches->rings[static_cast<size_t>(layer)];
-  const TensorView records = scratch.Tensor(DType::kU8, {rows, rings.dim(2)});
+  const TensorView& pages = step.caches->window_pages[static_cast<size_t>(layer)];
+  const TensorView records = scratch.Tensor(DType::kU8, {rows, pages.dim(2)});
   DI_RETURN_IF_ERROR(WindowRecords({.kv = kv, .table = table, .records = records}, stream));
 
-  if (w.compressor != nullptr) DI_RETURN_IF_ERROR(CompressKeys(layer, step, stream));
   if (w.indexer != nullptr) DI_RETURN_IF_ERROR(SelectEntries(layer, step, stream));
 
   SparseAttentionArgs attention{
       .q = q.Reshape({rows, heads, dim}),
       .window_records = records,
-      .rings = rings,
+      .window_pages = pages,
       .window = config_.sliding_window,
       .kv_blocks = {},
       .selected = {},
-      .layout = step.batch->layout,
+      .layout = *step.layout,
       .sink = w.attn_sink,
       .scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(dim))),
       .table = table,
@@ -223,7 +262,7 @@ Status Model::Attention(int64_t layer, Step& step, Stream& stream) const {
   }
   DI_RETURN_IF_ERROR(SparseAttention(attention, stream));
   DI_RETURN_IF_ERROR(
-      WriteWindowRing({.records = records, .layout = step.batch->layout, .rings = rings}, stream));
+      WriteWindowPages({.records = records, .layout = *step.layout, .pages = pages}, stream));
 
   const int64_t group_width = heads * dim / config_.o_groups;
   const TensorView u = scratch.Tensor(DType::kBf16, {rows, config_.o_groups * config_.o_lora_rank});
@@ -250,8 +289,15 @@ Status Model::CompressKeys(int64_t layer, Step& step, Stream& stream) const {
 
   const TensorView pooled = scratch.Tensor(DType::kBf16, {entries.count(), dim});
   if (config_.ratio(layer) == 1) {
-    // Every row is an entry of its own.
-    DI_RETURN_IF_ERROR(Linear({.x = step.x, .weight = &c.wkv, .y = pooled}, stream));
+    // Every row is an entry of its own, except those whose entries are known already.
+    if (entries.count() == 0) return {};
+    TensorView x = step.x;
+    if (entries.count() < step.rows) {
+      x = scratch.Tensor(DType::kBf16, {entries.count(), config_.hidden_size});
+      DI_RETURN_IF_ERROR(
+          GatherRows({.source = step.x, .row_index = entries.last_row, .out = x}, stream));
+    }
+    DI_RETURN_IF_ERROR(Linear({.x = x, .weight = &c.wkv, .y = pooled}, stream));
   } else {
     const TensorView key = scratch.Tensor(DType::kF32, {step.rows, dim});
     const TensorView gate = scratch.Tensor(DType::kF32, {step.rows, dim});
@@ -307,7 +353,7 @@ Status Model::SelectEntries(int64_t layer, Step& step, Stream& stream) const {
   IndexerArgs args{.q = q_heads,
                    .weights = weights,
                    .blocks = step.caches->index_blocks[producer],
-                   .layout = step.batch->layout,
+                   .layout = *step.layout,
                    .ratio = config_.ratio(layer),
                    .candidates_in = {},
                    .candidates_out = {},
@@ -425,6 +471,7 @@ Status Model::AddEngram(int64_t layer, Step& step, Stream& stream) const {
 Status Model::RecordLayer(int64_t layer, const Step& step, LayerTrace& trace,
                           Stream& stream) const {
   const auto l = static_cast<size_t>(layer);
+  trace.num_rows[l] = step.rows;
   trace.experts[l].resize(static_cast<size_t>(step.experts.num_elements()));
   DI_RETURN_IF_ERROR(CopyToHost(step.experts, trace.experts[l].data(), stream));
   if (config_.is_index_source(layer)) {

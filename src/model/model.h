@@ -26,8 +26,9 @@ class Model {
     return weights_;
   }
 
-  // Runs every row of the batch through all layers, updates the caches, and writes the logits of
-  // batch.logit_rows to `logits` [n, vocab] f32. The bits of a row depend on its own sequence only:
+  // Runs every row of the batch through the layers, those from the decoder's start on with the kept
+  // rows only, updates the caches, and writes the logits of batch.logit_rows to `logits` [n, vocab]
+  // f32. The bits of a row depend on its own sequence only:
   // not on other rows, on how the sequence is cut into steps, or on the number of threads. `trace`
   // may be null.
   Status Forward(const StepBatch& batch, const CacheViews& caches, const TensorView& logits,
@@ -37,6 +38,8 @@ class Model {
   struct Step;
 
   Status Attention(int64_t layer, Step& step, Stream& stream) const;
+  // Goes on with batch.kept_rows only; what is needed of them is moved to `scratch`.
+  Status KeepRows(Step& step, ScratchScope& scratch, Stream& stream) const;
   Status CompressKeys(int64_t layer, Step& step, Stream& stream) const;
   Status SelectEntries(int64_t layer, Step& step, Stream& stream) const;
   Status MixtureOfExperts(int64_t layer, Step& step, Stream& stream) const;

@@ -16,15 +16,22 @@ struct StepBatch {
   TensorView
       engram_lookback;  // [rows, max ngram] i32 compressed ids at t, t-1, ...; pad beyond the start
   std::vector<CompressedEntries>
-      entries;            // one per distinct ratio that occurs, positions of new entries
-  TensorView logit_rows;  // [n] i32 rows whose logits are wanted
+      entries;  // one per distinct ratio that occurs, positions of new entries
+  // Which rows the layers from decoder_start() on run: those of `kept_rows`, in that order, or all
+  // rows while it is empty and not all are dropped. `decoder_layout` describes them.
+  BatchLayout decoder_layout;
+  bool drops_rows = false;
+  TensorView kept_rows;   // [kept] i32; with drops_rows
+  TensorView logit_rows;  // [n] i32 rows whose logits are wanted, as numbers of decoder_layout
 };
 
 struct CacheViews {
   std::vector<TensorView> kv_blocks;  // per producer: [blocks, entries per block, record bytes] U8
   std::vector<TensorView> index_blocks;  // per producer
-  std::vector<TensorView> remainders;  // per producer: [slots, 2 * head_dim] F32, empty for ratio 1
-  std::vector<TensorView> rings;       // per layer: [slots, ring rows, record bytes] U8
+  // Per producer: [slots, remainder rows, 2 * head_dim] F32, empty for ratio 1.
+  std::vector<TensorView> remainders;
+  // Per layer: [pages, positions per page, record bytes] U8.
+  std::vector<TensorView> window_pages;
 };
 
 }  // namespace deepinfer

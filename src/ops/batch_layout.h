@@ -1,6 +1,6 @@
 // Which rows of a step belong to which sequence, as device arrays: the part of a step's description
-// that operations on per-sequence state need. Rows of a sequence are consecutive and in ascending
-// position.
+// that operations on per-sequence state need. Rows of a sequence are consecutive in ascending
+// position; a sequence may have none.
 #pragma once
 
 #include "tensor/tensor_view.h"
@@ -12,9 +12,15 @@ struct BatchLayout {
   TensorView row_sequence;  // [rows] i32, index of the row's sequence in this step
   TensorView
       sequence_start;  // [sequences + 1] i32, first row of each sequence; the last element is rows
-  TensorView sequence_slot;  // [sequences] i32, slot in the state pools
+  TensorView sequence_slot;  // [sequences] i32, slot that holds the compressor remainders
   TensorView block_table;  // [sequences, max blocks] i32, cache block of each 128 tokens; -1 beyond
                            // the sequence's blocks
+  // Window pages hold the window keys of as many consecutive positions as a page has rows: page i
+  // of the sequence those from i * rows on.
+  TensorView window_table;       // [sequences, max pages] i32: pages window_first_page, ... of the
+                                 // sequence; -1 beyond them
+  TensorView window_first_page;  // [sequences] i32
+  TensorView window_begin;       // [sequences] i32: window keys before this position do not exist
 
   int64_t num_rows() const {
     return positions.rows();
@@ -24,8 +30,8 @@ struct BatchLayout {
   }
 };
 
-// Compressed entries that become complete in this step, for one compression ratio, in order of
-// sequence and index.
+// Compressed entries that are written in this step, for one compression ratio, in order of sequence
+// and index: those that become complete, unless they are known already.
 struct CompressedEntries {
   int64_t ratio = 1;
   TensorView last_row;  // [entries] i32, row of the last token of the entry's group

@@ -161,10 +161,14 @@ struct Chunk {
 };
 
 // A step's layout with owned arrays. Sequence i uses blocks i * blocks_per_sequence, shifted and
-// reversed so that table order is not memory order.
+// reversed so that table order is not memory order; window pages likewise, of which the table holds
+// those from `history` positions before the step on.
 class TestLayout {
  public:
-  TestLayout(std::vector<Chunk> chunks, int64_t blocks_per_sequence) : chunks_(std::move(chunks)) {
+  static constexpr int64_t kPageRows = 128;
+
+  TestLayout(std::vector<Chunk> chunks, int64_t blocks_per_sequence, int64_t history = 140)
+      : chunks_(std::move(chunks)) {
     const auto sequences = static_cast<int64_t>(chunks_.size());
     int64_t rows = 0;
     for (const Chunk& chunk : chunks_) rows += chunk.count;
@@ -173,6 +177,17 @@ class TestLayout {
     start_ = OwnedTensor(DType::kI32, {sequences + 1});
     slot_ = OwnedTensor(DType::kI32, {sequences});
     table_ = OwnedTensor(DType::kI32, {sequences, blocks_per_sequence});
+    first_page_ = OwnedTensor(DType::kI32, {sequences});
+    window_begin_ = OwnedTensor(DType::kI32, {sequences});
+    const auto first_page_of = [&](const Chunk& chunk) {
+      return std::max<int64_t>(0, chunk.first - history) / kPageRows;
+    };
+    for (const Chunk& chunk : chunks_) {
+      pages_per_sequence_ =
+          std::max(pages_per_sequence_,
+                   (chunk.first + chunk.count - 1) / kPageRows + 1 - first_page_of(chunk));
+    }
+    pages_ = OwnedTensor(DType::kI32, {sequences, pages_per_sequence_});
     int64_t row = 0;
     for (int64_t s = 0; s < sequences; ++s) {
       const Chunk& chunk = chunks_[static_cast<size_t>(s)];
@@ -182,6 +197,11 @@ class TestLayout {
         positions_.Row<int32_t>(row)[0] = static_cast<int32_t>(chunk.first + i);
         row_sequence_.Row<int32_t>(row)[0] = static_cast<int32_t>(s);
       }
+      first_page_.Row<int32_t>(0)[s] = static_cast<int32_t>(first_page_of(chunk));
+      for (int64_t b = 0; b < pages_per_sequence_; ++b) {
+        pages_.Row<int32_t>(s)[b] =
+            static_cast<int32_t>(s * pages_per_sequence_ + pages_per_sequence_ - 1 - b);
+      }
       for (int64_t b = 0; b < blocks_per_sequence; ++b) {
         table_.Row<int32_t>(s)[b] =
             static_cast<int32_t>(s * blocks_per_sequence + blocks_per_sequence - 1 - b);
@@ -190,7 +210,21 @@ class TestLayout {
     start_.Row<int32_t>(sequences)[0] = static_cast<int32_t>(row);
   }
   BatchLayout view() const {
-    return {positions_.view(), row_sequence_.view(), start_.view(), slot_.view(), table_.view()};
+    return {positions_.view(), row_sequence_.view(), start_.view(),      slot_.view(),
+            table_.view(),     pages_.view(),        first_page_.view(), window_begin_.view()};
+  }
+  int64_t num_pages() const {
+    return std::ssize(chunks_) * pages_per_sequence_;
+  }
+  void set_window_begin(int64_t sequence, int64_t position) {
+    window_begin_.Row<int32_t>(0)[sequence] = static_cast<int32_t>(position);
+  }
+  // Where the window key of a position lives, or null if its page is not in the table.
+  uint8_t* WindowPlace(const TensorView& pages, int64_t sequence, int64_t position) const {
+    const int64_t page = position / kPageRows - first_page_.Row<int32_t>(0)[sequence];
+    if (page < 0 || page >= pages_per_sequence_) return nullptr;
+    return pages.Row<uint8_t>(pages_.Row<int32_t>(sequence)[page]) +
+           position % kPageRows * pages.dim(2);
   }
   const std::vector<Chunk>& chunks() const {
     return chunks_;
@@ -207,7 +241,8 @@ class TestLayout {
 
  private:
   std::vector<Chunk> chunks_;
-  OwnedTensor positions_, row_sequence_, start_, slot_, table_;
+  int64_t pages_per_sequence_ = 1;
+  OwnedTensor positions_, row_sequence_, start_, slot_, table_, pages_, first_page_, window_begin_;
 };
 
 }  // namespace deepinfer::testing

@@ -3,9 +3,10 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <unordered_set>
+#include <span>
 #include <utility>
 
+#include "base/check.h"
 #include "base/log.h"
 #include "model/engram_token_map.h"
 #include "model/inventory.h"
@@ -24,26 +25,37 @@ int64_t PhysicalMemoryBytes() {
 }  // namespace
 
 struct Executor::Impl {
-  Impl(ExecutorOptions opts, Model loaded, CachePool cache_pool, std::vector<int32_t> map,
+  Impl(ExecutorOptions opts, Model loaded, CacheMemory cache_memory, std::vector<int32_t> map,
        std::unique_ptr<Stream> cpu_stream)
       : options(std::move(opts)),
         stream(std::move(cpu_stream)),
         model(std::move(loaded)),
-        pool(std::move(cache_pool)),
+        memory(std::move(cache_memory)),
         token_map(std::move(map)) {}
 
   ExecutorOptions options;
   std::unique_ptr<Stream> stream;
   Model model;
-  CachePool pool;
+  CacheMemory memory;
   CacheViews caches;
   std::vector<int32_t> token_map;  // token id -> compressed id of the n-gram tables
   std::vector<int64_t> ratios;     // distinct compression ratios
+  std::vector<int32_t> sampled;    // per slot: the latest token, or -1
   Buffer logits;                   // of the last step, on the device
   Buffer host_logits;              // the same on the host; unused when the device is the host
 
-  Status Validate(std::span<const Chunk> chunks) const;
-  Result<TensorView> Run(std::span<const Chunk> chunks, LayerTrace* trace);
+  // Who uses a unit in the step that is being checked: 1 + its chunk, negative if it only reads.
+  std::vector<int32_t> block_users, page_users, slot_users;
+
+  Status Validate(const StepPlan& plan);
+  Status ValidateRows(const StepChunk& chunk) const;
+  Status ValidateUnits(const StepChunk& chunk) const;
+  Status ClaimUnits(const StepPlan& plan);
+  Result<TensorView> Run(std::span<const StepChunk> chunks, LayerTrace* trace);
+  int32_t TokenOf(const StepChunk& chunk, int64_t row) const {
+    return chunk.tokens.empty() ? sampled[static_cast<size_t>(chunk.slot)]
+                                : chunk.tokens[static_cast<size_t>(row)];
+  }
 };
 
 Executor::Executor() = default;
@@ -67,7 +79,22 @@ Result<std::unique_ptr<Executor>> Executor::Create(const ExecutorOptions& option
                             options.cache_tokens),
                 "cache_tokens");
   }
+  const auto check = [](const char* name, int64_t value, int64_t least, int64_t most) -> Status {
+    if (value >= least && value <= most) return {};
+    return Fail(Code::kInvalidArgument,
+                fmt::format("{} is {}; allowed are {} to {}.", name, value, least, most), name);
+  };
+  DI_RETURN_IF_ERROR(check("max_batched_tokens", options.max_batched_tokens, 1, int64_t{1} << 24));
+  DI_RETURN_IF_ERROR(check("rollback_tokens", options.rollback_tokens, 0, 1024));
+  DI_RETURN_IF_ERROR(check("window_cache_pages", options.window_cache_pages, -1, int64_t{1} << 24));
   DI_ASSIGN_OR_RETURN(const ModelConfig config, LoadModelConfig(options.model_dir));
+  if (config.engram_max_ngram_size - 1 > kMaxLookback) {
+    return Fail(Code::kUnsupported,
+                fmt::format("engram_max_ngram_size is {}; steps carry {} tokens of history, enough "
+                            "for {}.",
+                            config.engram_max_ngram_size, kMaxLookback, kMaxLookback + 1),
+                "text_config.engram_max_ngram_size");
+  }
   DI_ASSIGN_OR_RETURN(Checkpoint opened, Checkpoint::Open(options.model_dir));
   auto checkpoint = std::make_shared<const Checkpoint>(std::move(opened));
   DI_RETURN_IF_ERROR(CheckInventory(*checkpoint, config));
@@ -88,33 +115,44 @@ Result<std::unique_ptr<Executor>> Executor::Create(const ExecutorOptions& option
                       LoadModelWeights(std::move(checkpoint), config, *stream));
   const int64_t weight_bytes = weights.packed_bytes;
 
-  const MemoryPlan plan =
-      PlanMemory(config, options.max_sequences, options.cache_tokens, PhysicalMemoryBytes());
-  DI_ASSIGN_OR_RETURN(CachePool pool, CachePool::Create(MakeCacheGeometry(config), stream->device(),
-                                                        plan.num_blocks, plan.num_slots));
+  const MemoryPlan plan = PlanMemory(config, {.max_sequences = options.max_sequences,
+                                              .cache_tokens = options.cache_tokens,
+                                              .max_batched_tokens = options.max_batched_tokens,
+                                              .rollback_tokens = options.rollback_tokens,
+                                              .window_cache_pages = options.window_cache_pages,
+                                              .memory_bytes = PhysicalMemoryBytes()});
+  DI_ASSIGN_OR_RETURN(
+      CacheMemory memory,
+      CacheMemory::Create(MakeCacheGeometry(config, options.rollback_tokens), stream->device(),
+                          plan.num_blocks, plan.num_window_pages, plan.num_slots));
   Log(LogLevel::kInfo,
-      "model loaded dir={} weight_bytes={} cache_blocks={} cache_bytes={} slots={} slot_bytes={} "
-      "threads={} kernels={}",
-      options.model_dir, weight_bytes, plan.num_blocks, plan.block_pool_bytes, plan.num_slots,
-      plan.slot_pool_bytes, stream->pool().num_threads(), CpuLevelName(stream->cpu_level()));
+      "model loaded dir={} weight_bytes={} cache_blocks={} cache_bytes={} window_pages={} "
+      "window_bytes={} slots={} slot_bytes={} threads={} kernels={}",
+      options.model_dir, weight_bytes, plan.num_blocks, plan.block_pool_bytes,
+      plan.num_window_pages, plan.window_pool_bytes, plan.num_slots, plan.slot_pool_bytes,
+      stream->pool().num_threads(), CpuLevelName(stream->cpu_level()));
 
   std::unique_ptr<Executor> executor(new Executor());
   executor->impl_ =
       std::make_unique<Impl>(options, Model(config, std::move(weights), options.numerics),
-                             std::move(pool), std::move(token_map), std::move(stream));
+                             std::move(memory), std::move(token_map), std::move(stream));
   Impl& impl = *executor->impl_;
   for (size_t p = 0; p < config.kv_source_layer_ids.size(); ++p) {
     const auto producer = static_cast<int64_t>(p);
-    impl.caches.kv_blocks.push_back(impl.pool.KvBlocks(producer));
-    impl.caches.index_blocks.push_back(impl.pool.IndexBlocks(producer));
-    impl.caches.remainders.push_back(impl.pool.Remainders(producer));
+    impl.caches.kv_blocks.push_back(impl.memory.KvBlocks(producer));
+    impl.caches.index_blocks.push_back(impl.memory.IndexBlocks(producer));
+    impl.caches.remainders.push_back(impl.memory.Remainders(producer));
     const int64_t ratio = config.ratio(config.kv_source_layer_ids[p]);
     if (std::find(impl.ratios.begin(), impl.ratios.end(), ratio) == impl.ratios.end())
       impl.ratios.push_back(ratio);
   }
   for (int64_t layer = 0; layer < config.num_hidden_layers; ++layer) {
-    impl.caches.rings.push_back(impl.pool.WindowRings(layer));
+    impl.caches.window_pages.push_back(impl.memory.WindowPages(layer));
   }
+  impl.sampled.assign(static_cast<size_t>(plan.num_slots), -1);
+  impl.block_users.assign(static_cast<size_t>(plan.num_blocks), 0);
+  impl.page_users.assign(static_cast<size_t>(plan.num_window_pages), 0);
+  impl.slot_users.assign(static_cast<size_t>(plan.num_slots), 0);
   return executor;
 }
 
@@ -126,120 +164,266 @@ const ExecutorOptions& Executor::options() const {
   return impl_->options;
 }
 
-CachePool& Executor::pool() {
-  return impl_->pool;
+CacheMemory& Executor::memory() {
+  return impl_->memory;
 }
 
 int Executor::num_threads() const {
   return impl_->stream->pool().num_threads();
 }
 
-Result<TensorView> Executor::Step(std::span<const Chunk> chunks, LayerTrace* trace) {
-  DI_RETURN_IF_ERROR(impl_->Validate(chunks));
-  int64_t needed = 0;
-  for (const Chunk& chunk : chunks)
-    needed += chunk.sequence->BlocksNeeded(static_cast<int64_t>(chunk.token_ids.size()));
-  if (needed > impl_->pool.num_free_blocks()) {
-    return Fail(
-        Code::kResourceExhausted,
-        fmt::format("The step needs {} more cache blocks of {} tokens; {} of {} are free.", needed,
-                    kBlockTokens, impl_->pool.num_free_blocks(), impl_->pool.num_blocks()));
-  }
-  for (const Chunk& chunk : chunks) {
-    DI_RETURN_IF_ERROR(chunk.sequence->Reserve(static_cast<int64_t>(chunk.token_ids.size())));
-  }
-  DI_ASSIGN_OR_RETURN(const TensorView logits, impl_->Run(chunks, trace));
-  for (const Chunk& chunk : chunks) {
-    chunk.sequence->Append(chunk.token_ids.data(), static_cast<int64_t>(chunk.token_ids.size()));
-  }
-  return logits;
+void Executor::SetSampledToken(int32_t slot, int32_t token) {
+  DI_CHECK(slot >= 0 && slot < std::ssize(impl_->sampled));
+  DI_CHECK(token >= 0 && token < config().vocab_size);
+  impl_->sampled[static_cast<size_t>(slot)] = token;
 }
 
-Status Executor::Impl::Validate(std::span<const Chunk> chunks) const {
+Result<TensorView> Executor::Step(const StepPlan& plan, LayerTrace* trace) {
+  DI_RETURN_IF_ERROR(impl_->Validate(plan));
+  DI_RETURN_IF_ERROR(impl_->memory.Execute(plan.commands, *impl_->stream));
+  if (plan.chunks.empty())
+    return TensorView(static_cast<void*>(nullptr), DType::kF32, {0, config().vocab_size});
+  return impl_->Run(plan.chunks, trace);
+}
+
+Status Executor::Impl::ValidateRows(const StepChunk& chunk) const {
   const ModelConfig& config = model.config();
-  if (chunks.empty())
-    return Fail(Code::kInvalidArgument, "A step needs at least one chunk.", "chunks");
-  std::unordered_set<const Sequence*> seen;
-  for (const Chunk& chunk : chunks) {
-    if (chunk.sequence == nullptr || !seen.insert(chunk.sequence).second) {
-      return Fail(Code::kInvalidArgument, "Every chunk of a step needs a sequence of its own.",
-                  "sequence");
+  const auto refuse = [](const char* field, std::string message) -> Status {
+    return Fail(Code::kInvalidArgument, std::move(message), field);
+  };
+  if (chunk.slot < 0 || chunk.slot >= memory.num_slots()) {
+    return refuse("slot", fmt::format("slot is {}; allowed are 0 to {}.", chunk.slot,
+                                      memory.num_slots() - 1));
+  }
+  const int64_t context = config.max_position_embeddings;
+  if (chunk.num_rows < 1) return refuse("num_rows", "A chunk of a step holds no rows.");
+  if (chunk.begin < 0 || chunk.num_rows > context || chunk.begin > context - chunk.num_rows) {
+    return refuse("num_rows",
+                  fmt::format("A chunk has {} rows from position {} on; the model's context holds "
+                              "{} tokens.",
+                              chunk.num_rows, chunk.begin, context));
+  }
+  if (chunk.tokens.empty()) {
+    if (chunk.num_rows != 1 || sampled[static_cast<size_t>(chunk.slot)] < 0) {
+      return refuse(
+          "tokens",
+          fmt::format("A chunk of {} rows has no tokens; only a single row can be without, "
+                      "when a token has been sampled for its slot.",
+                      chunk.num_rows));
     }
-    const auto count = static_cast<int64_t>(chunk.token_ids.size());
-    if (count == 0) return Fail(Code::kInvalidArgument, "A chunk holds no tokens.", "token_ids");
-    if (chunk.num_logit_rows < 0 || chunk.num_logit_rows > count) {
-      return Fail(
-          Code::kInvalidArgument,
-          fmt::format("num_logit_rows is {}; allowed are 0 to {}.", chunk.num_logit_rows, count),
-          "num_logit_rows");
+  } else if (std::ssize(chunk.tokens) != chunk.num_rows) {
+    return refuse("tokens", fmt::format("A chunk of {} rows has {} tokens.", chunk.num_rows,
+                                        chunk.tokens.size()));
+  }
+  for (int32_t id : chunk.tokens) {
+    if (id >= 0 && id < config.vocab_size) continue;
+    return refuse("tokens",
+                  fmt::format("Token id {} is outside the vocabulary; allowed are 0 to {}.", id,
+                              config.vocab_size - 1));
+  }
+  for (int64_t i = 0; i < kMaxLookback; ++i) {
+    const int32_t id = chunk.lookback[static_cast<size_t>(i)];
+    const bool exists = chunk.begin - 1 - i >= 0;
+    // Ids that no n-gram reaches may be left out.
+    const bool needed = exists && i < config.engram_max_ngram_size - 1;
+    if (id < -1 || id >= config.vocab_size || (needed && id < 0) || (!exists && id >= 0)) {
+      return refuse(
+          "lookback",
+          fmt::format("lookback[{}] is {} for a chunk that begins at position {}; an id is "
+                      "0 to {}, and -1 stands before the sequence's start.",
+                      i, id, chunk.begin, config.vocab_size - 1));
     }
-    if (chunk.sequence->num_tokens() + count > config.max_position_embeddings) {
+  }
+  const int64_t end = chunk.begin + chunk.num_rows;
+  if (chunk.num_logit_rows < 0 || chunk.num_logit_rows > chunk.num_rows) {
+    return refuse("num_logit_rows", fmt::format("num_logit_rows is {}; allowed are 0 to {}.",
+                                                chunk.num_logit_rows, chunk.num_rows));
+  }
+  struct Bound {
+    const char* name;
+    int64_t value;
+    int64_t most;
+  };
+  // The decoder half may begin behind this chunk, in one that is still to come.
+  for (const Bound& bound : {Bound{"window_begin", chunk.window_begin, end},
+                             Bound{"decoder_begin", chunk.decoder_begin, context},
+                             Bound{"entries_begin", chunk.entries_begin, end}}) {
+    if (bound.value >= 0 && bound.value <= bound.most) continue;
+    return refuse(bound.name, fmt::format("{} is {}; allowed are 0 to {}.", bound.name, bound.value,
+                                          bound.most));
+  }
+  if (chunk.decoder_begin > 0 && options.replay == ReplayMode::kOff) {
+    return refuse("decoder_begin",
+                  fmt::format("decoder_begin is {}, but bounded replay of the decoder is off.",
+                              chunk.decoder_begin));
+  }
+  if (chunk.num_logit_rows > 0 && end - chunk.num_logit_rows < chunk.decoder_begin) {
+    return refuse(
+        "num_logit_rows",
+        fmt::format("Logits are wanted from position {} on, but the decoder half begins at "
+                    "{}.",
+                    end - chunk.num_logit_rows, chunk.decoder_begin));
+  }
+  return {};
+}
+
+Status Executor::Impl::ValidateUnits(const StepChunk& chunk) const {
+  const int64_t end = chunk.begin + chunk.num_rows;
+  const int64_t units = (end + kBlockTokens - 1) / kBlockTokens;
+  if (std::ssize(chunk.blocks) < units) {
+    return Fail(
+        Code::kInvalidArgument,
+        fmt::format("A chunk up to position {} has {} cache blocks of {} tokens; it needs {}.", end,
+                    chunk.blocks.size(), kBlockTokens, units),
+        "blocks");
+  }
+  // The first row's window, or if it sees nothing before the chunk, what later rows will look for.
+  const int64_t window = model.config().sliding_window;
+  int64_t oldest = std::max<int64_t>({0, chunk.begin - window + 1, chunk.window_begin});
+  if (oldest >= chunk.begin) oldest = std::max(oldest, end - window + 1);
+  const int64_t pages_end = chunk.first_window_page + std::ssize(chunk.window_pages);
+  if (chunk.first_window_page < 0 || chunk.first_window_page > oldest / kBlockTokens ||
+      pages_end < units || pages_end > model.config().max_position_embeddings) {
+    return Fail(Code::kInvalidArgument,
+                fmt::format("A chunk of positions {} to {} has the window pages {} to {} of its "
+                            "sequence; it needs those from {} to {}.",
+                            chunk.begin, end - 1, chunk.first_window_page, pages_end - 1,
+                            oldest / kBlockTokens, units - 1),
+                "window_pages");
+  }
+  const auto check = [](std::span<const int32_t> ids, int64_t count, const char* field) -> Status {
+    for (int32_t id : ids) {
+      if (id >= 0 && id < count) continue;
       return Fail(Code::kInvalidArgument,
-                  fmt::format("The sequence would have {} tokens; the model's context holds {}.",
-                              chunk.sequence->num_tokens() + count, config.max_position_embeddings),
-                  "token_ids");
+                  fmt::format("{} holds the id {}; allowed are 0 to {}.", field, id, count - 1),
+                  field);
     }
-    for (int32_t id : chunk.token_ids) {
-      if (id < 0 || id >= config.vocab_size) {
-        return Fail(Code::kInvalidArgument,
-                    fmt::format("Token id {} is outside the vocabulary; allowed are 0 to {}.", id,
-                                config.vocab_size - 1),
-                    "token_ids");
-      }
+    return {};
+  };
+  DI_RETURN_IF_ERROR(check(chunk.blocks, memory.num_blocks(), "blocks"));
+  return check(chunk.window_pages, memory.num_window_pages(), "window_pages");
+}
+
+// Units that a chunk writes belong to it alone; units that are only read may be shared.
+Status Executor::Impl::ClaimUnits(const StepPlan& plan) {
+  const auto claim = [](std::vector<int32_t>& users, int32_t id, int32_t chunk, bool writes) {
+    int32_t& user = users[static_cast<size_t>(id)];
+    if (user != 0 && (writes || user > 0)) return false;
+    user = writes ? chunk : -chunk;
+    return true;
+  };
+  const auto refuse = [](const char* field, const char* what, int32_t id) -> Status {
+    return Fail(Code::kInvalidArgument,
+                fmt::format("The step writes to {} {}, which it uses for something else as well.",
+                            what, id),
+                field);
+  };
+  int32_t number = 0;
+  for (const StepChunk& chunk : plan.chunks) {
+    ++number;
+    const int64_t units = (chunk.begin + chunk.num_rows + kBlockTokens - 1) / kBlockTokens;
+    const int64_t first_written = chunk.begin / kBlockTokens;
+    // Entries before entries_begin are known, so blocks in front of it are only read.
+    const int64_t first_block = std::max(chunk.begin, chunk.entries_begin) / kBlockTokens;
+    if (!claim(slot_users, chunk.slot, number, true)) {
+      return Fail(Code::kInvalidArgument,
+                  fmt::format("Slot {} has more than one chunk in a step.", chunk.slot), "slot");
+    }
+    for (int64_t i = 0; i < units; ++i) {
+      const int32_t block = chunk.blocks[static_cast<size_t>(i)];
+      if (!claim(block_users, block, number, i >= first_block))
+        return refuse("blocks", "cache block", block);
+      const int64_t page = i - chunk.first_window_page;
+      if (page < 0) continue;
+      const int32_t id = chunk.window_pages[static_cast<size_t>(page)];
+      if (!claim(page_users, id, number, i >= first_written))
+        return refuse("window_pages", "window page", id);
     }
   }
   return {};
 }
 
-Result<TensorView> Executor::Impl::Run(std::span<const Chunk> chunks, LayerTrace* trace) {
+Status Executor::Impl::Validate(const StepPlan& plan) {
+  if (plan.chunks.empty() && plan.commands.empty())
+    return Fail(Code::kInvalidArgument, "A step needs at least one chunk or command.", "chunks");
+  for (const StepChunk& chunk : plan.chunks) {
+    DI_RETURN_IF_ERROR(ValidateRows(chunk));
+    DI_RETURN_IF_ERROR(ValidateUnits(chunk));
+  }
+  const Status claimed = ClaimUnits(plan);
+  for (const StepChunk& chunk : plan.chunks) {
+    slot_users[static_cast<size_t>(chunk.slot)] = 0;
+    for (int32_t id : chunk.blocks) block_users[static_cast<size_t>(id)] = 0;
+    for (int32_t id : chunk.window_pages) page_users[static_cast<size_t>(id)] = 0;
+  }
+  return claimed;
+}
+
+Result<TensorView> Executor::Impl::Run(std::span<const StepChunk> chunks, LayerTrace* trace) {
   const ModelConfig& config = model.config();
   const auto num_sequences = static_cast<int64_t>(chunks.size());
   const int64_t ngram = config.engram_max_ngram_size;
-  std::vector<int32_t> ids, positions, row_sequence, start, slots, lookback, logit_rows,
-      block_table;
+  const bool compact = options.replay == ReplayMode::kCompact;
+  // Rows as a layout: all of them, or those that the decoder half runs.
+  struct HostRows {
+    std::vector<int32_t> positions, sequence, start, window_begin;
+    void Add(int64_t position, int64_t s) {
+      positions.push_back(static_cast<int32_t>(position));
+      sequence.push_back(static_cast<int32_t>(s));
+    }
+  };
+  HostRows all, decoder;
   struct HostEntries {
     std::vector<int32_t> last_row, sequence, index;
   };
   std::vector<HostEntries> entries(ratios.size());
+  std::vector<int32_t> ids, kept_rows, slots, lookback, logit_rows, block_table, window_table,
+      first_page;
   int64_t max_blocks = 1;
-  for (const Chunk& chunk : chunks) {
-    max_blocks = std::max(max_blocks, static_cast<int64_t>(chunk.sequence->blocks().size()));
+  int64_t max_pages = 1;
+  for (const StepChunk& chunk : chunks) {
+    max_blocks = std::max<int64_t>(max_blocks, std::ssize(chunk.blocks));
+    max_pages = std::max<int64_t>(max_pages, std::ssize(chunk.window_pages));
   }
   const int32_t pad = token_map[static_cast<size_t>(config.engram_pad_token_id)];
   for (int64_t s = 0; s < num_sequences; ++s) {
-    const Chunk& chunk = chunks[static_cast<size_t>(s)];
-    const std::vector<int32_t>& history = chunk.sequence->token_ids();
-    const int64_t before = chunk.sequence->num_tokens();
-    const auto count = static_cast<int64_t>(chunk.token_ids.size());
-    const auto first_row = static_cast<int64_t>(ids.size());
-    start.push_back(static_cast<int32_t>(first_row));
-    slots.push_back(chunk.sequence->slot());
-    for (int64_t i = 0; i < count; ++i) {
-      const int64_t position = before + i;
-      ids.push_back(chunk.token_ids[static_cast<size_t>(i)]);
-      positions.push_back(static_cast<int32_t>(position));
-      row_sequence.push_back(static_cast<int32_t>(s));
+    const StepChunk& chunk = chunks[static_cast<size_t>(s)];
+    const int64_t first_row = std::ssize(ids);
+    all.start.push_back(static_cast<int32_t>(first_row));
+    all.window_begin.push_back(static_cast<int32_t>(chunk.window_begin));
+    decoder.start.push_back(static_cast<int32_t>(decoder.positions.size()));
+    decoder.window_begin.push_back(
+        static_cast<int32_t>(std::max(chunk.window_begin, chunk.decoder_begin)));
+    slots.push_back(chunk.slot);
+    first_page.push_back(static_cast<int32_t>(chunk.first_window_page));
+    for (int64_t i = 0; i < chunk.num_rows; ++i) {
+      const int64_t position = chunk.begin + i;
+      ids.push_back(TokenOf(chunk, i));
+      all.Add(position, s);
       for (int64_t shift = 0; shift < ngram; ++shift) {
-        const int64_t at = position - shift;
-        const int32_t id = at >= before ? chunk.token_ids[static_cast<size_t>(at - before)]
-                           : at >= 0    ? history[static_cast<size_t>(at)]
-                                        : -1;
+        const int32_t id = shift <= i ? TokenOf(chunk, i - shift)
+                                      : chunk.lookback[static_cast<size_t>(shift - i - 1)];
         lookback.push_back(id < 0 ? pad : token_map[static_cast<size_t>(id)]);
       }
       for (size_t r = 0; r < ratios.size(); ++r) {
-        if ((position + 1) % ratios[r] != 0) continue;
+        if ((position + 1) % ratios[r] != 0 || position < chunk.entries_begin) continue;
         entries[r].last_row.push_back(static_cast<int32_t>(first_row + i));
         entries[r].sequence.push_back(static_cast<int32_t>(s));
         entries[r].index.push_back(static_cast<int32_t>(position / ratios[r]));
       }
+      if (compact && position < chunk.decoder_begin) continue;
+      if (i >= chunk.num_rows - chunk.num_logit_rows)
+        logit_rows.push_back(static_cast<int32_t>(decoder.positions.size()));
+      kept_rows.push_back(static_cast<int32_t>(first_row + i));
+      decoder.Add(position, s);
     }
-    for (int64_t i = count - chunk.num_logit_rows; i < count; ++i)
-      logit_rows.push_back(static_cast<int32_t>(first_row + i));
-    const std::vector<int32_t>& blocks = chunk.sequence->blocks();
-    block_table.insert(block_table.end(), blocks.begin(), blocks.end());
+    block_table.insert(block_table.end(), chunk.blocks.begin(), chunk.blocks.end());
     block_table.resize(static_cast<size_t>((s + 1) * max_blocks), -1);
+    window_table.insert(window_table.end(), chunk.window_pages.begin(), chunk.window_pages.end());
+    window_table.resize(static_cast<size_t>((s + 1) * max_pages), -1);
   }
-  start.push_back(static_cast<int32_t>(ids.size()));
+  all.start.push_back(static_cast<int32_t>(all.positions.size()));
+  decoder.start.push_back(static_cast<int32_t>(decoder.positions.size()));
   const auto rows = static_cast<int64_t>(ids.size());
 
   ScratchScope scratch(*stream);
@@ -251,11 +435,23 @@ Result<TensorView> Executor::Impl::Run(std::span<const Chunk> chunks, LayerTrace
   };
   StepBatch batch;
   DI_ASSIGN_OR_RETURN(batch.token_ids, upload(ids, {rows}));
-  DI_ASSIGN_OR_RETURN(batch.layout.positions, upload(positions, {rows}));
-  DI_ASSIGN_OR_RETURN(batch.layout.row_sequence, upload(row_sequence, {rows}));
-  DI_ASSIGN_OR_RETURN(batch.layout.sequence_start, upload(start, {num_sequences + 1}));
   DI_ASSIGN_OR_RETURN(batch.layout.sequence_slot, upload(slots, {num_sequences}));
   DI_ASSIGN_OR_RETURN(batch.layout.block_table, upload(block_table, {num_sequences, max_blocks}));
+  DI_ASSIGN_OR_RETURN(batch.layout.window_table, upload(window_table, {num_sequences, max_pages}));
+  DI_ASSIGN_OR_RETURN(batch.layout.window_first_page, upload(first_page, {num_sequences}));
+  batch.decoder_layout = batch.layout;
+  const auto upload_rows = [&](const HostRows& host, BatchLayout* layout) -> Status {
+    const auto count = static_cast<int64_t>(host.positions.size());
+    DI_ASSIGN_OR_RETURN(layout->positions, upload(host.positions, {count}));
+    DI_ASSIGN_OR_RETURN(layout->row_sequence, upload(host.sequence, {count}));
+    DI_ASSIGN_OR_RETURN(layout->sequence_start, upload(host.start, {num_sequences + 1}));
+    DI_ASSIGN_OR_RETURN(layout->window_begin, upload(host.window_begin, {num_sequences}));
+    return {};
+  };
+  DI_RETURN_IF_ERROR(upload_rows(all, &batch.layout));
+  DI_RETURN_IF_ERROR(upload_rows(decoder, &batch.decoder_layout));
+  batch.drops_rows = std::ssize(kept_rows) < rows;
+  DI_ASSIGN_OR_RETURN(batch.kept_rows, upload(kept_rows, {std::ssize(kept_rows)}));
   DI_ASSIGN_OR_RETURN(batch.engram_lookback, upload(lookback, {rows, ngram}));
   DI_ASSIGN_OR_RETURN(batch.logit_rows,
                       upload(logit_rows, {static_cast<int64_t>(logit_rows.size())}));

@@ -1,23 +1,30 @@
-// Runs steps of the model over a batch of sequences: builds the step's arrays, calls the model,
-// keeps the caches. Knows batches, not users: who runs when is decided above (engine), what is
-// computed below (model). One thread uses an executor at a time.
+// Runs steps of the model over a batch of sequences: checks a step's plan, builds its arrays, moves
+// cache bytes, calls the model. Knows rows and the units of state they use, not users: who runs
+// when and on which units is decided above (engine, SequenceState), what is computed below (model).
+// One thread uses an executor at a time.
 #pragma once
 
 #include <cstdint>
 #include <memory>
-#include <span>
 #include <string>
-#include <vector>
 
 #include "base/cpu_features.h"
 #include "base/error.h"
 #include "model/config.h"
 #include "model/layer_trace.h"
 #include "ops/numerics.h"
-#include "state/cache_pool.h"
+#include "state/cache_memory.h"
+#include "state/step_plan.h"
 #include "tensor/tensor_view.h"
 
 namespace deepinfer {
+
+// What a chunk's decoder_begin does (decoder bounded replay).
+enum class ReplayMode : uint8_t {
+  kOff,      // it must be 0: every row runs all layers
+  kMask,     // every row runs all layers, with the windows of kCompact: for tests
+  kCompact,  // rows before it are dropped where the decoder half begins
+};
 
 struct ExecutorOptions {
   std::string model_dir;
@@ -26,6 +33,10 @@ struct ExecutorOptions {
   int64_t max_sequences = 64;  // sequence slots
   int64_t cache_tokens =
       0;  // capacity of the block pool over all sequences; 0: PlanMemory's choice
+  int64_t max_batched_tokens = 2048;  // rows of a step that the window pages are planned for
+  int64_t rollback_tokens = 6;        // by which a sequence can be set back in place
+  int64_t window_cache_pages = -1;    // window pages for the prefix cache; -1: PlanMemory's choice
+  ReplayMode replay = ReplayMode::kOff;
   bool use_reference_ops =
       false;  // run the plain scalar reference of every operation (slow; for selfcheck)
   CpuLevel max_cpu_level = CpuLevel::kAmx;  // upper limit on the kernels' instruction set
@@ -39,22 +50,18 @@ class Executor {
 
   const ModelConfig& config() const;
   const ExecutorOptions& options() const;
-  CachePool& pool();
+  // The memory that steps use; its counts are the sizes of the pools to create.
+  CacheMemory& memory();
   int num_threads() const;
 
-  // One sequence's part of a step: `token_ids` follow what the sequence already holds. The logits
-  // of its last `num_logit_rows` rows (0 ... token_ids.size()) are returned.
-  struct Chunk {
-    Sequence* sequence = nullptr;
-    std::span<const int32_t> token_ids;  // at least one, each in [0, vocab)
-    int64_t num_logit_rows = 1;
-  };
+  // Carries out the plan's commands, then runs all chunks as one batch. Result: [sum of
+  // num_logit_rows, vocab] F32 in host memory, chunk by chunk, valid until the next call. The bits
+  // of a row depend on its own sequence only. Errors: kInvalidArgument (ids, positions or units
+  // that do not fit), kDataLoss (an image); then no byte of state has changed. `trace` may be null.
+  Result<TensorView> Step(const StepPlan& plan, LayerTrace* trace = nullptr);
 
-  // Runs all chunks as one batch. Result: [sum of num_logit_rows, vocab] F32 in host memory, chunk
-  // by chunk, valid until the next call. The bits of a row depend on its own sequence only. Errors:
-  // kInvalidArgument (id out of range, a sequence twice), kResourceExhausted (blocks); on error no
-  // sequence has changed. `trace` may be null.
-  Result<TensorView> Step(std::span<const Chunk> chunks, LayerTrace* trace = nullptr);
+  // Records the token that was sampled last for a slot: what a chunk without tokens runs.
+  void SetSampledToken(int32_t slot, int32_t token);
 
  private:
   Executor();

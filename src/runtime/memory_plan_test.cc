@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 namespace deepinfer {
 namespace {
 
@@ -19,22 +21,63 @@ ModelConfig ReleasedCacheConfig() {
   return config;
 }
 
-// The model description's figures: 890 bytes per token, 67,584 bytes of window per layer, 4,096 per
-// remainder.
+// The model description's figures: 890 bytes per token, 528 bytes of window per layer and token,
+// 4,096 per token of a remainder.
 TEST(MemoryPlan, ReleasedModelTakes890BytesPerToken) {
-  const CacheGeometry geometry = MakeCacheGeometry(ReleasedCacheConfig());
+  const CacheGeometry geometry = MakeCacheGeometry(ReleasedCacheConfig(), 6);
   EXPECT_EQ(geometry.BytesPerBlock(), 890 * kBlockTokens);
-  EXPECT_EQ(geometry.BytesPerSlot(), 40 * 67584 + 3 * 4096);
+  EXPECT_EQ(geometry.BytesPerWindowPage(), 40 * 528 * kBlockTokens);
+  EXPECT_EQ(geometry.BytesPerSlot(), 7 * 3 * 4096);
 }
 
 TEST(MemoryPlan, HoldsWhatWasAskedOrWhatMemoryAllows) {
   const ModelConfig config = ReleasedCacheConfig();
-  EXPECT_EQ(PlanMemory(config, 4, 1000, int64_t{1} << 40).num_blocks, 8);
-  const MemoryPlan roomy = PlanMemory(config, 4, 0, int64_t{1} << 40);
-  EXPECT_EQ(roomy.num_blocks, 8192 + 3 * 64);
-  const MemoryPlan tight = PlanMemory(config, 4, 0, int64_t{1} << 30);
-  EXPECT_LE(tight.block_pool_bytes, int64_t{1} << 28);
-  EXPECT_GE(PlanMemory(config, 1, 0, 1).num_blocks, 1);
+  MemoryRequest request{.max_sequences = 4, .cache_tokens = 1000, .memory_bytes = int64_t{1} << 40};
+  EXPECT_EQ(PlanMemory(config, request).num_blocks, 8);
+  request.cache_tokens = 0;
+  EXPECT_EQ(PlanMemory(config, request).num_blocks, 8192 + 3 * 64);
+  request.memory_bytes = int64_t{1} << 30;
+  EXPECT_LE(PlanMemory(config, request).block_pool_bytes, int64_t{1} << 28);
+  EXPECT_GE(PlanMemory(config, {.memory_bytes = 1}).num_blocks, 1);
+}
+
+TEST(MemoryPlan, WindowPagesSufficeHoweverAStepIsSpreadOverSequences) {
+  const ModelConfig config = ReleasedCacheConfig();
+  for (int64_t sequences : {1, 3, 64}) {
+    for (int64_t rows : {1, 64, 300, 2048}) {
+      const MemoryRequest request{.max_sequences = sequences,
+                                  .max_batched_tokens = std::max(rows, sequences),
+                                  .window_cache_pages = 0,
+                                  .memory_bytes = int64_t{1} << 40};
+      const int64_t pages = PlanMemory(config, request).num_window_pages;
+      // Rows evenly spread, all to one sequence, and two each: the last cost a page most often.
+      for (int64_t each : {int64_t{1}, int64_t{2}, std::max<int64_t>(1, rows / sequences), rows}) {
+        for (int64_t tokens = 1000; tokens < 1000 + kBlockTokens; ++tokens) {
+          int64_t left = std::max(rows, sequences);
+          int64_t used = 0;
+          for (int64_t s = 0; s < sequences; ++s) {
+            const int64_t mine = std::min(left, each);
+            left -= mine;
+            used += (tokens + mine + kBlockTokens - 1) / kBlockTokens -
+                    (tokens - (config.sliding_window - 1 + 6)) / kBlockTokens;
+          }
+          ASSERT_LE(used, pages) << sequences << " sequences, " << each << " rows each";
+        }
+      }
+    }
+  }
+}
+
+TEST(MemoryPlan, ThePrefixCacheHasPagesOfItsOwn) {
+  const ModelConfig config = ReleasedCacheConfig();
+  const MemoryRequest none{.max_sequences = 8, .window_cache_pages = 0, .memory_bytes = 1};
+  MemoryRequest some = none;
+  some.window_cache_pages = 5;
+  MemoryRequest automatic = none;
+  automatic.window_cache_pages = -1;
+  const int64_t running = PlanMemory(config, none).num_window_pages;
+  EXPECT_EQ(PlanMemory(config, some).num_window_pages, running + 5);
+  EXPECT_EQ(PlanMemory(config, automatic).num_window_pages, running + 16);
 }
 
 }  // namespace

@@ -64,12 +64,20 @@ class CacheMemory {
   // [slots, remainder rows, 2 * head_dim] F32, or empty for ratio 1.
   TensorView Remainders(int64_t producer) const;
 
-  // Carries out the commands in order. Errors: kDataLoss for an image of another geometry or of the
-  // wrong size.
+  // Carries out the commands in order, or none of them: kInvalidArgument for ids out of range,
+  // kDataLoss for an image of another geometry or of the wrong size.
   Status Execute(const std::vector<StateCommand>& commands, Stream& stream);
 
  private:
   CacheMemory() = default;
+  Status CheckCommands(const std::vector<StateCommand>& commands) const;
+  Status Export(const StateCommand& command, Stream& stream) const;
+  Status Import(const StateCommand& command, Stream& stream) const;
+  // Calls visit(view) for every piece of a sequence in the order of its image: the entries below
+  // num_tokens, the window records of positions [window_begin, num_tokens) and the remainder rows.
+  template <class Visit>
+  Status VisitSequence(const StateCommand& command, int64_t window_begin, const Visit& visit) const;
+  int64_t ImageBytes(int64_t num_tokens, int64_t window_begin) const;
 
   CacheGeometry geometry_;
   int64_t num_blocks_ = 0;

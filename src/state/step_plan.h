@@ -21,12 +21,12 @@ struct StepChunk {
   int64_t num_rows = 0;
   // Ids of the rows; empty: one row, the token that was sampled last for this slot and that the
   // host need not know yet.
-  std::span<const int32_t> tokens;
+  std::span<const int32_t> tokens = {};
   // Ids at begin - 1, begin - 2, begin - 3; -1 before the sequence's start.
   std::array<int32_t, kMaxLookback> lookback = {-1, -1, -1};
-  std::span<const int32_t> blocks;        // cache blocks of positions [0, begin + num_rows)
-  std::span<const int32_t> window_pages;  // pages `first_window_page`, ... of the sequence
-  int64_t first_window_page = 0;          // in units of kBlockTokens positions
+  std::span<const int32_t> blocks = {};        // cache blocks of positions [0, begin + num_rows)
+  std::span<const int32_t> window_pages = {};  // pages `first_window_page`, ... of the sequence
+  int64_t first_window_page = 0;               // in units of kBlockTokens positions
   // No window key before this position is seen (0: all of the window).
   int64_t window_begin = 0;
   // Decoder bounded replay: rows before this position need no decoder half, and decoder layers see

@@ -12,5 +12,7 @@ namespace deepinfer {
 Status CopyToHost(const TensorView& source, void* target, Stream& stream);
 // Copies host bytes into a contiguous view.
 Status CopyToDevice(const void* source, const TensorView& target, Stream& stream);
+// Copies between contiguous views of the same number of bytes on the stream's device.
+Status CopyOnDevice(const TensorView& source, const TensorView& target, Stream& stream);
 
 }  // namespace deepinfer

@@ -7,7 +7,7 @@
 #include <filesystem>
 #include <ostream>
 
-#include "runtime/executor.h"
+#include "runtime/session.h"
 #include "support/golden_model.h"
 
 namespace deepinfer {
@@ -67,9 +67,10 @@ TEST_P(GoldenModelTest, LogitsAgreeWithTheRecordedOnes) {
   int64_t misses = 0;
   int64_t expert_rows = 0, expert_equal = 0;
   int64_t selected_entries = 0, selected_common = 0;
+  StatePools pools = MakeStatePools(**executor);
   for (const RecordedSequence& recorded : golden->sequences()) {
-    auto sequence = Sequence::Create((*executor)->pool());
-    ASSERT_TRUE(sequence.has_value());
+    auto session = Session::Create(**executor, pools);
+    ASSERT_TRUE(session.has_value());
     const auto total = static_cast<int64_t>(recorded.token_ids.size());
     const int64_t rows = golden->Find(recorded.id + "/lse")->rows();
     const std::vector<int64_t> chunks =
@@ -79,8 +80,7 @@ TEST_P(GoldenModelTest, LogitsAgreeWithTheRecordedOnes) {
       LayerTrace trace;
       const std::span<const int32_t> ids(recorded.token_ids.data() + done,
                                          static_cast<size_t>(size));
-      const Executor::Chunk chunk{.sequence = &*sequence, .token_ids = ids, .num_logit_rows = size};
-      auto logits = (*executor)->Step({&chunk, 1}, &trace);
+      auto logits = session->Append(ids, size, &trace);
       ASSERT_TRUE(logits.has_value()) << logits.error().message;
       for (int64_t r = 0; r < size; ++r) {
         const int64_t recorded_row = done + r - (total - rows);

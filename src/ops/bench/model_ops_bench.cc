@@ -98,7 +98,7 @@ void FillRecords(const Data& data, int64_t record_bytes, int64_t scale_bytes, ui
 
 // One sequence of `context` tokens of which the last `rows` are the step's.
 struct OneSequence {
-  Data positions, row_sequence, start, slot, table;
+  Data positions, row_sequence, start, slot, table, pages, first_page, window_begin;
   BatchLayout layout;
 
   static Result<OneSequence> Make(int64_t rows, int64_t context) {
@@ -113,8 +113,15 @@ struct OneSequence {
       s.positions.ints()[r] = static_cast<int32_t>(context - rows + r);
     s.start.ints()[1] = static_cast<int32_t>(rows);
     for (int64_t b = 0; b < blocks; ++b) s.table.ints()[b] = static_cast<int32_t>(b);
-    s.layout = {s.positions.view(), s.row_sequence.view(), s.start.view(), s.slot.view(),
-                s.table.view()};
+    // Two window pages of kWindow positions hold the window before up to kWindow rows.
+    DI_ASSIGN_OR_RETURN(s.pages, Data::Make(DType::kI32, {1, 2}));
+    DI_ASSIGN_OR_RETURN(s.first_page, Data::Make(DType::kI32, {1}));
+    DI_ASSIGN_OR_RETURN(s.window_begin, Data::Make(DType::kI32, {1}));
+    s.pages.ints()[1] = 1;
+    s.first_page.ints()[0] = static_cast<int32_t>(context / kWindow - 2);
+    s.layout = {s.positions.view(),  s.row_sequence.view(), s.start.view(),
+                s.slot.view(),       s.table.view(),        s.pages.view(),
+                s.first_page.view(), s.window_begin.view()};
     return s;
   }
 };
@@ -135,8 +142,8 @@ Status BenchSparseAttention(OpsBench& bench) {
       DI_ASSIGN_OR_RETURN(const Data q, Data::Make(DType::kBf16, {rows, kHeads, kHeadDim}, 3.0f));
       DI_ASSIGN_OR_RETURN(const Data window,
                           Data::Make(DType::kU8, {rows, Q8RecordBytes(kHeadDim)}));
-      DI_ASSIGN_OR_RETURN(const Data rings,
-                          Data::Make(DType::kU8, {1, kWindow + 6, Q8RecordBytes(kHeadDim)}));
+      DI_ASSIGN_OR_RETURN(const Data pages,
+                          Data::Make(DType::kU8, {2, kWindow, Q8RecordBytes(kHeadDim)}));
       DI_ASSIGN_OR_RETURN(const Data blocks,
                           Data::Make(DType::kU8, {kContext / kEntriesPerBlock, kEntriesPerBlock,
                                                   Q4ERecordBytes(kHeadDim)}));
@@ -146,7 +153,7 @@ Status BenchSparseAttention(OpsBench& bench) {
       DI_ASSIGN_OR_RETURN(const Data table, Data::Make(DType::kF32, {rows, kPairs, 2}));
       DI_ASSIGN_OR_RETURN(const Data out, Data::Make(DType::kBf16, {rows, kHeads * kHeadDim}));
       FillRecords(window, Q8RecordBytes(kHeadDim), kHeadDim / 32, 118, 0xbf);
-      FillRecords(rings, Q8RecordBytes(kHeadDim), kHeadDim / 32, 118, 0xbf);
+      FillRecords(pages, Q8RecordBytes(kHeadDim), kHeadDim / 32, 118, 0xbf);
       FillRecords(blocks, Q4ERecordBytes(kHeadDim), kHeadDim / 16, 0x30, 0xff);
       Random random;
       for (int64_t i = 0; i < kSelections * rows * kTopK; ++i) {
@@ -157,7 +164,7 @@ Status BenchSparseAttention(OpsBench& bench) {
       SparseAttentionArgs args;
       args.q = q.view();
       args.window_records = window.view();
-      args.rings = rings.view();
+      args.window_pages = pages.view();
       args.window = kWindow;
       args.layout = sequence.layout;
       args.sink = sink.view();

@@ -42,27 +42,30 @@ Status WindowRecords(const WindowRecordsArgs& args, Stream& stream) {
   return {};
 }
 
-Status WriteWindowRing(const WriteWindowRingArgs& args, Stream& stream) {
-  const int64_t record_bytes = args.rings.dim(2);
-  const int64_t ring_rows = args.rings.dim(1);
+Status WriteWindowPages(const WriteWindowPagesArgs& args, Stream& stream) {
+  DI_RETURN_IF_ERROR(
+      ExpectTensor(args.pages, DType::kU8, {-1, -1, -1}, "WriteWindowPages", "pages"));
+  const int64_t page_rows = args.pages.dim(1);
+  const int64_t record_bytes = args.pages.dim(2);
   DI_RETURN_IF_ERROR(ExpectTensor(args.records, DType::kU8, {args.layout.num_rows(), record_bytes},
-                                  "WriteWindowRing", "records"));
+                                  "WriteWindowPages", "records"));
   const int32_t* positions = args.layout.positions.Row<int32_t>(0);
-  const int32_t* start = args.layout.sequence_start.Row<int32_t>(0);
-  const int32_t* slots = args.layout.sequence_slot.Row<int32_t>(0);
+  const int32_t* sequence = args.layout.row_sequence.Row<int32_t>(0);
+  const int32_t* first_page = args.layout.window_first_page.Row<int32_t>(0);
+  const int32_t* window_begin = args.layout.window_begin.Row<int32_t>(0);
   stream.pool().ParallelFor(
-      args.layout.num_sequences(),
+      args.layout.num_rows(),
       [&](int64_t begin, int64_t end, int) {
-        for (int64_t s = begin; s < end; ++s) {
-          const int64_t first = std::max<int64_t>(start[s], start[s + 1] - ring_rows);
-          for (int64_t r = first; r < start[s + 1]; ++r) {
-            uint8_t* target =
-                args.rings.Row<uint8_t>(slots[s]) + (positions[r] % ring_rows) * record_bytes;
-            std::memcpy(target, args.records.Row<uint8_t>(r), static_cast<size_t>(record_bytes));
-          }
+        for (int64_t r = begin; r < end; ++r) {
+          const int64_t s = sequence[r];
+          const int64_t page = positions[r] / page_rows - first_page[s];
+          if (page < 0 || positions[r] < window_begin[s]) continue;
+          const int32_t id = args.layout.window_table.Row<int32_t>(s)[page];
+          std::memcpy(args.pages.Row<uint8_t>(id) + positions[r] % page_rows * record_bytes,
+                      args.records.Row<uint8_t>(r), static_cast<size_t>(record_bytes));
         }
       },
-      8);
+      64);
   return {};
 }
 

@@ -11,9 +11,8 @@
 
 namespace deepinfer {
 
-// records[t] = Q8(RoPE(kv[t])) of the step's own rows. They reach the ring only after attention
-// (WriteWindowRing), so that a long chunk cannot overwrite rows that its own first tokens still
-// need.
+// records[t] = Q8(RoPE(kv[t])) of the step's own rows. Attention reads them from there; they reach
+// the pages for later steps only after it (WriteWindowPages).
 struct WindowRecordsArgs {
   TensorView kv;       // [rows, head_dim] bf16, after kv_norm
   TensorView table;    // [rows, pairs, 2] f32
@@ -21,13 +20,14 @@ struct WindowRecordsArgs {
 };
 Status WindowRecords(const WindowRecordsArgs& args, Stream& stream);
 
-// Copies the last ring_rows records of each sequence to rings[slot, position mod ring_rows].
-struct WriteWindowRingArgs {
+// Copies each row's record to its place in the sequence's window pages. Skipped are rows whose page
+// lies before the table, and rows before window_begin, which nobody may see.
+struct WriteWindowPagesArgs {
   TensorView records;  // [rows, record bytes] U8
   BatchLayout layout;
-  TensorView rings;  // [slots, ring rows, record bytes] U8
+  TensorView pages;  // [pages, positions per page, record bytes] U8
 };
-Status WriteWindowRing(const WriteWindowRingArgs& args, Stream& stream);
+Status WriteWindowPages(const WriteWindowPagesArgs& args, Stream& stream);
 
 // Places one record per completed entry: Q4E(RoPE(c)) for compressed keys, Q4P(RoPE(k)) for index
 // keys, at the entry's position in the sequence's cache blocks.

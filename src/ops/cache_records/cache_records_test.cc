@@ -77,36 +77,48 @@ OwnedTensor NamedRecords(const TestLayout& layout, int64_t bytes) {
   return records;
 }
 
-constexpr int64_t kRing = 14;
 constexpr int64_t kBytes = 33;
 
-void WriteStep(const std::vector<Chunk>& chunks, const OwnedTensor& rings, Stream& stream) {
-  TestLayout layout(chunks, 1);
-  const OwnedTensor records = NamedRecords(layout, kBytes);
-  ASSERT_TRUE(WriteWindowRing({records.view(), layout.view(), rings.view()}, stream).has_value());
-}
-
-TEST(WriteWindowRing, AChunkLongerThanTheRingLeavesItsLastRows) {
+TEST(WriteWindowPages, PlacesEveryRowWhosePageIsInTheTable) {
   for (int threads : {1, 3}) {
     Stream stream(threads);
-    OwnedTensor rings(DType::kU8, {2, kRing, kBytes});
-    WriteStep({{1, 5, 40, 1}}, rings, stream);
-    for (int64_t p = 45 - kRing; p < 45; ++p) {
-      EXPECT_EQ(rings.Row<uint8_t>(1)[(p % kRing) * kBytes], static_cast<uint8_t>(50 + p)) << p;
+    TestLayout layout({{1, 5, 300}, {2, 400, 1}, {3, 0, 1}, {4, 300, 100}}, 1, 20);
+    layout.set_window_begin(3, 330);
+    OwnedTensor pages(DType::kU8, {layout.num_pages(), TestLayout::kPageRows, kBytes});
+    const OwnedTensor records = NamedRecords(layout, kBytes);
+    ASSERT_TRUE(
+        WriteWindowPages({records.view(), layout.view(), pages.view()}, stream).has_value());
+    std::vector<uint8_t> expected(testing::Bytes(pages.view()).size());
+    for (int64_t r = 0; r < layout.rows(); ++r) {
+      const int64_t s = layout.view().row_sequence.Row<int32_t>(0)[r];
+      if (s == 3 && layout.position(r) < 330) continue;
+      const uint8_t* place = layout.WindowPlace(pages.view(), s, layout.position(r));
+      ASSERT_NE(place, nullptr);
+      std::memcpy(expected.data() + (place - pages.Row<uint8_t>(0)), records.Row<uint8_t>(r),
+                  kBytes);
     }
-    EXPECT_EQ(rings.Row<uint8_t>(0)[0], 0);  // the other slot is untouched
+    EXPECT_EQ(testing::Bytes(pages.view()), expected);
   }
 }
 
-TEST(WriteWindowRing, ContentsDoNotDependOnChunkBoundaries) {
+TEST(WriteWindowPages, SkipsRowsBeforeTheTable) {
   Stream stream(2);
-  OwnedTensor whole(DType::kU8, {2, kRing, kBytes});
-  WriteStep({{1, 0, 40, 0}, {2, 0, 9, 1}}, whole, stream);
-  for (int64_t cut = 1; cut < 40; ++cut) {
-    OwnedTensor parts(DType::kU8, {2, kRing, kBytes});
-    WriteStep({{2, 0, 9, 1}, {1, 0, cut, 0}}, parts, stream);
-    WriteStep({{1, cut, 40 - cut, 0}}, parts, stream);
-    EXPECT_EQ(testing::Bytes(parts.view()), testing::Bytes(whole.view())) << "cut at " << cut;
+  TestLayout layout({{1, 100, 200}}, 1, 0);
+  layout.view().window_first_page.Row<int32_t>(0)[0] = 2;
+  OwnedTensor pages(DType::kU8, {layout.num_pages(), TestLayout::kPageRows, kBytes});
+  const OwnedTensor records = NamedRecords(layout, kBytes);
+  ASSERT_TRUE(WriteWindowPages({records.view(), layout.view(), pages.view()}, stream).has_value());
+  const int32_t third = layout.view().window_table.Row<int32_t>(0)[0];
+  for (int64_t page = 0; page < layout.num_pages(); ++page) {
+    for (int64_t i = 0; i < TestLayout::kPageRows; ++i) {
+      const bool written = page == third && 256 + i < 300;
+      const uint8_t* record = pages.Row<uint8_t>(page) + i * kBytes;
+      if (written) {
+        EXPECT_EQ(std::memcmp(record, records.Row<uint8_t>(156 + i), kBytes), 0) << i;
+      } else {
+        EXPECT_TRUE(std::all_of(record, record + kBytes, [](uint8_t b) { return b == 0; }));
+      }
+    }
   }
 }
 

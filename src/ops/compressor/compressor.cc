@@ -16,7 +16,7 @@ Status CompressPairs(const CompressPairsArgs& args, Stream& stream) {
   DI_RETURN_IF_ERROR(
       ExpectTensor(args.gate, DType::kF32, {args.layout.num_rows(), dim}, "CompressPairs", "gate"));
   DI_RETURN_IF_ERROR(
-      ExpectTensor(args.remainders, DType::kF32, {-1, 2 * dim}, "CompressPairs", "remainders"));
+      ExpectTensor(args.remainders, DType::kF32, {-1, -1, 2 * dim}, "CompressPairs", "remainders"));
   DI_RETURN_IF_ERROR(ExpectTensor(args.pooled, DType::kBf16, {args.entries.count(), dim},
                                   "CompressPairs", "pooled"));
   const int32_t* positions = args.layout.positions.Row<int32_t>(0);
@@ -24,12 +24,17 @@ Status CompressPairs(const CompressPairsArgs& args, Stream& stream) {
   const int32_t* slots = args.layout.sequence_slot.Row<int32_t>(0);
   const int32_t* last_row = args.entries.last_row.Row<int32_t>(0);
   const int32_t* sequence = args.entries.sequence.Row<int32_t>(0);
+  const int64_t remainder_rows = args.remainders.dim(1);
+  const auto remainder_of = [&](int64_t slot, int64_t position) {
+    return args.remainders.Row<float>(slot) + position % remainder_rows * 2 * dim;
+  };
   stream.pool().ParallelFor(args.entries.count(), [&](int64_t begin, int64_t end, int) {
     for (int64_t e = begin; e < end; ++e) {
       const int64_t second = last_row[e];
       const int64_t first = second - 1;
       const bool carried = first < start[sequence[e]];
-      const float* remainder = args.remainders.Row<float>(slots[sequence[e]]);
+      const float* remainder =
+          carried ? remainder_of(slots[sequence[e]], positions[second] - 1) : nullptr;
       const float* k0 = carried ? remainder : args.key.Row<float>(first);
       const float* g0 = carried ? remainder + dim : args.gate.Row<float>(first);
       const float* k1 = args.key.Row<float>(second);
@@ -44,14 +49,14 @@ Status CompressPairs(const CompressPairsArgs& args, Stream& stream) {
       }
     }
   });
-  // Only after every entry has read its carried half: keep the first token of a group that this
-  // step leaves open.
+  // Only after every entry has read its carried half.
   for (int64_t s = 0; s < args.layout.num_sequences(); ++s) {
-    const int64_t last = start[s + 1] - 1;
-    if (positions[last] % 2 != 0) continue;
-    float* remainder = args.remainders.Row<float>(slots[s]);
-    std::memcpy(remainder, args.key.Row<float>(last), static_cast<size_t>(dim) * 4);
-    std::memcpy(remainder + dim, args.gate.Row<float>(last), static_cast<size_t>(dim) * 4);
+    for (int64_t r = std::max<int64_t>(start[s], start[s + 1] - remainder_rows); r < start[s + 1];
+         ++r) {
+      float* remainder = remainder_of(slots[s], positions[r]);
+      std::memcpy(remainder, args.key.Row<float>(r), static_cast<size_t>(dim) * 4);
+      std::memcpy(remainder + dim, args.gate.Row<float>(r), static_cast<size_t>(dim) * 4);
+    }
   }
   return {};
 }

@@ -15,6 +15,7 @@ using testing::Random;
 using testing::TestLayout;
 
 constexpr int64_t kDim = 64;
+constexpr int64_t kRemainders = 4;  // rows: a sequence may be set back by three tokens
 using Outputs = std::map<std::pair<int, int64_t>, std::vector<uint16_t>>;  // sequence, entry
 
 std::vector<float> Projection(uint64_t what, int id, int64_t position) {
@@ -63,7 +64,7 @@ void Step(const std::vector<Chunk>& chunks, const OwnedTensor& remainders, Strea
 }
 
 TEST(CompressPairs, PoolsWithAPerChannelSoftmaxOfTheGates) {
-  OwnedTensor remainders(DType::kF32, {1, 2 * kDim});
+  OwnedTensor remainders(DType::kF32, {1, kRemainders, 2 * kDim});
   Outputs outputs;
   Stream stream(1);
   Step({{3, 0, 4, 0}}, remainders, stream, &outputs);
@@ -84,13 +85,13 @@ TEST(CompressPairs, PoolsWithAPerChannelSoftmaxOfTheGates) {
 TEST(CompressPairs, EntriesDoNotDependOnWhereStepsCutTheSequence) {
   constexpr int64_t kTokens = 13;
   Stream stream(2);
-  OwnedTensor remainders(DType::kF32, {3, 2 * kDim});
+  OwnedTensor remainders(DType::kF32, {3, kRemainders, 2 * kDim});
   Outputs whole;
   Step({{5, 0, kTokens, 1}}, remainders, stream, &whole);
   ASSERT_EQ(whole.size(), 6u);
   for (int64_t first = 1; first < kTokens; ++first) {
     for (int64_t second = first; second < kTokens; second += 2) {
-      OwnedTensor state(DType::kF32, {3, 2 * kDim});
+      OwnedTensor state(DType::kF32, {3, kRemainders, 2 * kDim});
       Outputs parts;
       Step({{5, 0, first, 2}}, state, stream, &parts);
       if (second > first) Step({{5, first, second - first, 2}}, state, stream, &parts);
@@ -100,16 +101,38 @@ TEST(CompressPairs, EntriesDoNotDependOnWhereStepsCutTheSequence) {
   }
 }
 
+TEST(CompressPairs, ASequenceCanBeSetBackByOneLessThanTheRows) {
+  Stream stream(2);
+  Outputs whole;
+  {
+    OwnedTensor state(DType::kF32, {1, kRemainders, 2 * kDim});
+    Step({{5, 0, 24, 0}}, state, stream, &whole);
+  }
+  for (int64_t reached = 9; reached <= 12; ++reached) {
+    for (int64_t back = 1; back < kRemainders; ++back) {
+      // Tokens of another sequence from `reached - back` on, then set back to that.
+      OwnedTensor state(DType::kF32, {1, kRemainders, 2 * kDim});
+      Outputs parts;
+      Outputs forgotten;
+      Step({{5, 0, reached - back, 0}}, state, stream, &parts);
+      for (int64_t p = reached - back; p < reached; ++p)
+        Step({{6, p, 1, 0}}, state, stream, &forgotten);
+      Step({{5, reached - back, 24 - (reached - back), 0}}, state, stream, &parts);
+      EXPECT_EQ(parts, whole) << "set back from " << reached << " by " << back;
+    }
+  }
+}
+
 TEST(CompressPairs, SequencesKeepTheirOwnRemainders) {
   Outputs alone;
   Stream one(1);
   for (int id : {1, 2, 3}) {
-    OwnedTensor state(DType::kF32, {1, 2 * kDim});
+    OwnedTensor state(DType::kF32, {1, kRemainders, 2 * kDim});
     Step({{id, 0, 6 + id, 0}}, state, one, &alone);
   }
   for (int threads : {1, 2, 3}) {
     Stream stream(threads);
-    OwnedTensor state(DType::kF32, {4, 2 * kDim});
+    OwnedTensor state(DType::kF32, {4, kRemainders, 2 * kDim});
     Outputs together;
     // One token at a time for sequence 3, odd cuts for the others, other slots than batch places.
     Step({{1, 0, 3, 3}, {2, 0, 1, 0}, {3, 0, 1, 1}}, state, stream, &together);
@@ -129,7 +152,7 @@ TEST(CompressPairs, LargeGatesDoNotOverflow) {
     gate.Row<float>(0)[d] = 1e4f;
     gate.Row<float>(1)[d] = -1e4f;
   }
-  OwnedTensor remainders(DType::kF32, {1, 32});
+  OwnedTensor remainders(DType::kF32, {1, 1, 32});
   OwnedTensor pooled(DType::kBf16, {1, 16});
   int32_t one = 1;
   int32_t zero = 0;

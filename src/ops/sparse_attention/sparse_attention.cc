@@ -76,14 +76,8 @@ Status SparseAttention(const SparseAttentionArgs& args, Stream& stream) {
   const int64_t dim = args.q.dim(2);
   DI_RETURN_IF_ERROR(ExpectTensor(args.window_records, DType::kU8, {rows, Q8RecordBytes(dim)},
                                   "SparseAttention", "window_records"));
-  DI_RETURN_IF_ERROR(ExpectTensor(args.rings, DType::kU8, {-1, -1, Q8RecordBytes(dim)},
-                                  "SparseAttention", "rings"));
-  if (args.rings.dim(1) < args.window) {
-    return Fail(Code::kInvalidArgument,
-                fmt::format("SparseAttention: a ring of {} rows cannot hold a window of {}.",
-                            args.rings.dim(1), args.window),
-                "rings");
-  }
+  DI_RETURN_IF_ERROR(ExpectTensor(args.window_pages, DType::kU8, {-1, -1, Q8RecordBytes(dim)},
+                                  "SparseAttention", "window_pages"));
   if (!args.kv_blocks.empty()) {
     DI_RETURN_IF_ERROR(ExpectTensor(args.kv_blocks, DType::kU8, {-1, -1, Q4ERecordBytes(dim)},
                                     "SparseAttention", "kv_blocks"));

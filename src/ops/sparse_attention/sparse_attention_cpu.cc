@@ -247,7 +247,9 @@ void AttendVector(const SparseAttentionArgs& args, int64_t row, const KeyList& k
   for (int64_t h = 0; h < heads; ++h) {
     float* out = scratch.out + h * stride;
     const VecF32 sink = Exp(hn::Set(d, args.sink.Row<float>(head_begin + h)[0] - maximum[h]));
-    const VecF32 divisor = hn::Add(hn::Set(d, denominator[h]), sink);
+    // Without any key the sum stays 0, whatever the sink.
+    const VecF32 divisor =
+        count == 0 ? hn::Set(d, 1.0f) : hn::Add(hn::Set(d, denominator[h]), sink);
     for (int64_t i = 0; i < dim; i += kLanes) {
       VecF32 value = hn::Div(hn::LoadU(d, out + i), divisor);
       if (!production) value = RoundBf16(value);

@@ -16,13 +16,17 @@ void CollectKeys(const SparseAttentionArgs& args, int64_t row, KeyList* keys) {
   const int64_t position = layout.positions.Row<int32_t>(0)[row];
   const int64_t step_start =
       layout.positions.Row<int32_t>(0)[first_row];  // first position of this step
-  const int64_t ring_rows = args.rings.dim(1);
-  const int64_t window_bytes = args.rings.dim(2);
-  const uint8_t* ring = args.rings.Row<uint8_t>(layout.sequence_slot.Row<int32_t>(0)[sequence]);
-  for (int64_t p = std::max<int64_t>(0, position - args.window + 1); p <= position; ++p) {
-    keys->records.push_back(p < step_start
-                                ? ring + (p % ring_rows) * window_bytes
-                                : args.window_records.Row<uint8_t>(first_row + p - step_start));
+  const int64_t page_rows = args.window_pages.dim(1);
+  const int64_t window_bytes = args.window_pages.dim(2);
+  const int32_t* pages = layout.window_table.Row<int32_t>(sequence);
+  const int64_t first_page = layout.window_first_page.Row<int32_t>(0)[sequence];
+  const int64_t window_begin = layout.window_begin.Row<int32_t>(0)[sequence];
+  for (int64_t p = std::max({int64_t{0}, position - args.window + 1, window_begin}); p <= position;
+       ++p) {
+    keys->records.push_back(
+        p < step_start ? args.window_pages.Row<uint8_t>(pages[p / page_rows - first_page]) +
+                             p % page_rows * window_bytes
+                       : args.window_records.Row<uint8_t>(first_row + p - step_start));
   }
   keys->num_window = static_cast<int64_t>(keys->records.size());
   if (args.kv_blocks.empty()) return;

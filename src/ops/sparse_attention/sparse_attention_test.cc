@@ -41,10 +41,10 @@ class AttentionCase {
       : shape_(shape), layout_(Slots(std::move(chunks)), 4) {
     const int64_t rows = layout_.rows();
     const auto sequences = static_cast<int64_t>(layout_.chunks().size());
-    const int64_t ring_rows = shape.window + 6;
     q_ = OwnedTensor(DType::kBf16, {rows, shape.heads, shape.dim});
     window_ = OwnedTensor(DType::kU8, {rows, Q8RecordBytes(shape.dim)});
-    rings_ = OwnedTensor(DType::kU8, {sequences, ring_rows, Q8RecordBytes(shape.dim)});
+    pages_ = OwnedTensor(DType::kU8,
+                         {layout_.num_pages(), TestLayout::kPageRows, Q8RecordBytes(shape.dim)});
     blocks_ = OwnedTensor(DType::kU8, {4 * sequences, kEntriesPerBlock, Q4ERecordBytes(shape.dim)});
     selected_ = OwnedTensor(DType::kI32, {rows, shape.topk});
     table_ = OwnedTensor(DType::kF32, {rows, shape.pairs, 2});
@@ -53,10 +53,8 @@ class AttentionCase {
     for (int64_t r = 0; r < rows; ++r) FillRow(r);
     for (int64_t s = 0; s < sequences; ++s) {
       const Chunk& chunk = layout_.chunks()[static_cast<size_t>(s)];
-      for (int64_t p = std::max<int64_t>(0, chunk.first - ring_rows); p < chunk.first; ++p) {
-        WindowRecord(chunk.id, p,
-                     rings_.Row<uint8_t>(chunk.slot) + (p % ring_rows) * Q8RecordBytes(shape.dim));
-      }
+      for (int64_t p = std::max<int64_t>(0, chunk.first - shape.window); p < chunk.first; ++p)
+        WindowRecord(chunk.id, p, layout_.WindowPlace(pages_.view(), s, p));
       for (int64_t j = 0; j < std::min<int64_t>(chunk.first + chunk.count, 4 * kEntriesPerBlock);
            ++j) {
         const int32_t block = layout_.view().block_table.Row<int32_t>(s)[j / kEntriesPerBlock];
@@ -68,7 +66,7 @@ class AttentionCase {
     }
     args_.q = q_.view();
     args_.window_records = window_.view();
-    args_.rings = rings_.view();
+    args_.window_pages = pages_.view();
     args_.window = shape.window;
     if (compressed) {
       args_.kv_blocks = blocks_.view();
@@ -95,6 +93,9 @@ class AttentionCase {
 
   SparseAttentionArgs& args() {
     return args_;
+  }
+  TestLayout& layout() {
+    return layout_;
   }
 
  private:
@@ -138,7 +139,7 @@ class AttentionCase {
 
   Shape shape_;
   TestLayout layout_;
-  OwnedTensor q_, window_, rings_, blocks_, selected_, table_, sink_, out_;
+  OwnedTensor q_, window_, pages_, blocks_, selected_, table_, sink_, out_;
   SparseAttentionArgs args_;
 };
 
@@ -222,7 +223,7 @@ TEST(SparseAttention, TheLowestLevelRunsTheReference) {
 }
 
 TEST(SparseAttention, ChunkBoundariesDoNotChangeBits) {
-  // The window of a row comes from the step's own records or from the ring, depending on where the
+  // The window of a row comes from the step's own records or from pages, depending on where the
   // chunk starts.
   for (bool compressed : {false, true}) {
     Stream stream(2);
@@ -231,6 +232,37 @@ TEST(SparseAttention, ChunkBoundariesDoNotChangeBits) {
       Outputs parts = AttentionCase(kTiny, {{9, 0, cut}}, compressed).Run(stream);
       parts.merge(AttentionCase(kTiny, {{9, cut, 33 - cut}}, compressed).Run(stream));
       EXPECT_EQ(parts, whole) << "cut at " << cut;
+    }
+  }
+}
+
+TEST(SparseAttention, TheWindowEndsWhereItIsSaidToBegin) {
+  // Rows at 20 ... 29 with keys from 23 on only: those before see none, the others what they would
+  // see in a sequence of other keys, whose keys before 23 are poisoned.
+  for (bool compressed : {false, true}) {
+    for (bool reference : {false, true}) {
+      for (int threads : {1, 8}) {
+        Stream stream(threads);
+        stream.set_use_reference(reference);
+        AttentionCase clean(kTiny, {{9, 20, 10}}, compressed);
+        clean.layout().set_window_begin(0, 23);
+        const Outputs expected = clean.Run(stream);
+        AttentionCase poisoned(kTiny, {{9, 20, 10}}, compressed);
+        poisoned.layout().set_window_begin(0, 23);
+        std::memset(poisoned.args().window_pages.data(), 0xff,
+                    static_cast<size_t>(poisoned.args().window_pages.num_elements()));
+        std::memset(poisoned.args().window_records.Row<uint8_t>(0), 0xff,
+                    static_cast<size_t>(3 * Q8RecordBytes(kTiny.dim)));
+        EXPECT_EQ(poisoned.Run(stream), expected);
+        // The last row's window lies wholly behind 21, that of the row at 22 would reach 15.
+        const Outputs whole = AttentionCase(kTiny, {{9, 20, 10}}, compressed).Run(stream);
+        EXPECT_NE(expected.at({9, 25}), whole.at({9, 25}));
+        AttentionCase later(kTiny, {{9, 30, 1}}, compressed);
+        later.layout().set_window_begin(0, 23);
+        EXPECT_EQ(later.Run(stream), AttentionCase(kTiny, {{9, 30, 1}}, compressed).Run(stream));
+        if (compressed) continue;
+        for (uint16_t bits : expected.at({9, 22})) EXPECT_EQ(bits & 0x7fff, 0);
+      }
     }
   }
 }
@@ -310,11 +342,11 @@ TEST(SparseAttention, ANanInOneQueryHeadStaysInThatHead) {
 
 TEST(SparseAttention, WrongShapesAreRefused) {
   Stream stream(1);
-  AttentionCase small_ring(kTiny, {{1, 0, 1}}, false);
-  small_ring.args().window = 1000;
-  const Status ring = SparseAttention(small_ring.args(), stream);
-  ASSERT_FALSE(ring.has_value());
-  EXPECT_EQ(ring.error().field, "rings");
+  AttentionCase wrong_pages(kTiny, {{1, 0, 1}}, false);
+  wrong_pages.args().window_pages = wrong_pages.args().window_records;
+  const Status pages = SparseAttention(wrong_pages.args(), stream);
+  ASSERT_FALSE(pages.has_value());
+  EXPECT_EQ(pages.error().field, "window_pages");
   AttentionCase wrong_out(kTiny, {{1, 0, 1}}, false);
   wrong_out.args().out = wrong_out.args().q;
   const Status out = SparseAttention(wrong_out.args(), stream);
