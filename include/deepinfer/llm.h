@@ -21,6 +21,7 @@
 #include "deepinfer/error.h"
 #include "deepinfer/request_output.h"
 #include "deepinfer/sampling_params.h"
+#include "deepinfer/selfcheck.h"
 
 namespace deepinfer {
 
@@ -43,6 +44,15 @@ struct Request {
   // front unless it is there), token ids as they are, or a conversation.
   std::variant<std::string, std::vector<int64_t>, Chat> prompt;
   SamplingParams sampling_params;
+  // Who asks: work is shared out fairly between users. Any text of at most 256 bytes.
+  std::string user_id;
+  // Requests with a larger number are served first; -1,000,000 ... 1,000,000.
+  int64_t priority = 0;
+  // Seconds from the moment the request is handed in after which it ends with
+  // FinishReason::kDeadline; more than 0. Absent: no limit.
+  std::optional<double> timeout_seconds;
+  // Prefixes in the cache are shared only between requests with the same salt; at most 256 bytes.
+  std::string cache_salt;
 };
 
 enum class NumericsProfile : uint8_t {
@@ -67,6 +77,26 @@ struct LLMOptions {
   // the machine's memory.
   int64_t cache_tokens = 0;
 
+  // The next step is planned and started before the tokens of the last one are known. Changes no
+  // output.
+  bool async_scheduling = true;
+  // Beginnings of earlier sequences that are still in the cache are not computed again. Changes no
+  // output.
+  bool prefix_caching = true;
+  // Tokens that are computed again with a cut window where a cached prefix has lost its window keys
+  // (the others are reused); 0: only hits that change no output. Otherwise at least 134 for the
+  // released model (window + 6), and outputs depend on what is in the cache.
+  int64_t approximate_hit_tokens = 0;
+  // Decoder bounded replay: that many last tokens of a prompt run the decoder half; 0: all of them.
+  // At least 134 for the released model (window + 6); its own setting is 140. Outputs are those of
+  // the truncated function, whatever the batch, the chunks and the cache.
+  int64_t replay_keep_tokens = 0;
+  // How a sequence gives its memory up when it runs out: its state is computed again later, or kept
+  // in host memory. Changes no output.
+  bool preempt_by_saving = false;
+  // Rows of one prompt in one step; 0: as many as max_num_batched_tokens leaves. Changes no output.
+  int64_t max_chunk_tokens = 0;
+
   // Every problem, each with the field's name.
   std::vector<Error> Validate() const;
 };
@@ -82,22 +112,33 @@ struct StreamEvent {
 
 struct Progress {
   int64_t requests_done = 0;
-  int64_t requests_total = 0;
-  int64_t prompt_tokens = 0;      // processed so far
+  int64_t requests_total = 0;     // -1: not known yet, because a source still has requests
+  int64_t prompt_tokens = 0;      // computed so far
+  int64_t cached_tokens = 0;      // prompt tokens that were in the prefix cache
   int64_t completion_tokens = 0;  // generated so far
   int64_t running = 0;            // sequences
 };
 
-// All callbacks run on the thread that called Generate; empty ones are skipped.
+// All callbacks run on the thread that called Generate or GenerateStream; empty ones are skipped.
 struct GenerateCallbacks {
   std::function<void(const StreamEvent&)> on_text;
-  // A request has ended; `index` is its place. Called once per request, in the order in which they
-  // end.
+  // A request has ended; `index` is its place, counted from 0. Called once per request, in the
+  // order in which they end.
   std::function<void(size_t index, const RequestOutput& output)> on_finished;
-  // After each step. Returning false stops: requests that have begun end with FinishReason::kAbort,
-  // the others with an error of code kCancelled.
+  // After each step. Returning false stops: requests that were handed over end with
+  // FinishReason::kAbort, the others of a list with an error of code kCancelled.
   std::function<bool(const Progress&)> on_progress;
 };
+
+// What a source answers when it is asked for its next request.
+struct NoRequestYet {};   // there may be one later: ask again
+struct EndOfRequests {};  // there is none any more; the source is not asked again
+using NextRequest = std::variant<Request, NoRequestYet, EndOfRequests>;
+
+// Hands out requests one by one, so that a job need not fit in memory. With `may_wait` nothing else
+// is left to do and the call may take as long as it needs; without it requests are running, and a
+// source that would have to wait answers NoRequestYet.
+using RequestSource = std::function<NextRequest(bool may_wait)>;
 
 class LLM {
  public:
@@ -113,11 +154,21 @@ class LLM {
   std::vector<RequestOutput> Generate(std::span<const Request> requests,
                                       const GenerateCallbacks& callbacks = {});
 
+  // Runs what the source hands out, asking for a request only when there is room for it and for a
+  // few more. Requests are numbered 0, 1, ... as they are taken. Outputs go to on_finished and are
+  // not kept, so memory is bounded by what runs. One call at a time.
+  void GenerateStream(const RequestSource& next, const GenerateCallbacks& callbacks);
+
   // Text to ids without a beginning-of-sentence token; with `parse_special`, special tokens in the
   // text are recognised.
   Result<std::vector<int32_t>> Encode(std::string_view text, bool parse_special = true) const;
   // Ids to text; what is not UTF-8 becomes U+FFFD.
   std::string Decode(std::span<const int32_t> ids, bool skip_special_tokens = false) const;
+
+  // Runs made-up requests in many ways and compares (deepinfer/selfcheck.h). Errors:
+  // kInvalidArgument for bad options. Empties the prefix cache. One call at a time.
+  Result<SelfcheckReport> Selfcheck(const SelfcheckOptions& options,
+                                    const SelfcheckCallback& progress = {});
 
   int64_t vocab_size() const;
   // The largest prompt + output of a request.

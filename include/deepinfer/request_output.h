@@ -13,14 +13,15 @@
 namespace deepinfer {
 
 enum class FinishReason : uint8_t {
-  kNone,    // still running; seen in stream events only
-  kStop,    // an end token or a stop string; CompletionOutput::stop_reason tells which
-  kLength,  // max_tokens or the context limit
-  kAbort,   // the caller asked to stop
-  kError,   // CompletionOutput::error tells why
+  kNone,      // still running; seen in stream events only
+  kStop,      // an end token or a stop string; CompletionOutput::stop_reason tells which
+  kLength,    // max_tokens or the context limit
+  kAbort,     // the caller asked to stop
+  kError,     // CompletionOutput::error tells why
+  kDeadline,  // Request::timeout_seconds has passed; what there is of the output is reported
 };
 
-// "stop", "length", "abort", "error"; "" for kNone.
+// "stop", "length", "abort", "error", "deadline"; "" for kNone.
 std::string_view FinishReasonName(FinishReason reason);
 
 // Log-probabilities are natural logarithms; what is impossible is reported as kLogprobFloor, never
@@ -56,8 +57,9 @@ struct CompletionOutput {
 
 struct Usage {
   int64_t prompt_tokens = 0;
+  int64_t cached_tokens = 0;      // of the prompt, taken from the prefix cache
   int64_t completion_tokens = 0;  // over all completions
-  int64_t preemptions = 0;  // how often a completion was recomputed because cache memory ran out
+  int64_t preemptions = 0;        // how often a completion had to give its cache memory up
 };
 
 // Seconds of wall time, measured from the moment the request was handed in.

@@ -29,4 +29,13 @@ struct BenchDecodeOptions {
 // step over measured read bandwidth). Also the prefill rate of the prompts.
 int RunBenchDecode(const BenchDecodeOptions& options);
 
+struct BenchHostOptions {
+  std::string model_dir;   // for its tokenizer
+  int64_t context = 2048;  // tokens of each running sequence
+  int64_t steps = 400;     // timed
+  std::string json;        // file for the results; empty: none
+};
+// Host time per decode step, on a model that costs nothing, at 1, 256 and 1,024 running sequences.
+int RunBenchHost(const BenchHostOptions& options);
+
 }  // namespace deepinfer

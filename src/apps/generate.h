@@ -2,6 +2,8 @@
 // docs/generate.md.
 #pragma once
 
+#include <cstdint>
+#include <optional>
 #include <string>
 
 #include "deepinfer/llm.h"
@@ -16,10 +18,18 @@ struct GenerateOptions {
   bool chat = false;                   // `prompt` is a user's message instead of plain text
   std::string sampling_params = "{}";  // JSON; what lines do not give
   bool show_progress = true;
+
+  // Of jobs (`input`).
+  bool resume = false;           // continue what a journal beside the output has
+  bool overwrite = false;        // begin anew although there is a journal
+  std::optional<uint64_t> seed;  // lines that give none get theirs from it; absent: a fresh one
+  std::optional<int64_t> max_errors;  // stop when more lines have failed
+  bool with_timings = true;
+  std::string resume_command;  // what continues this job, for messages
 };
 
 // Returns the exit status of the program: kExitOk, kExitFailure, kExitSomeLinesFailed,
-// kExitInterrupted or kExitBrokenPipe.
+// kExitTooManyErrors, kExitInterrupted or kExitBrokenPipe.
 int RunGenerate(const GenerateOptions& options);
 
 }  // namespace deepinfer

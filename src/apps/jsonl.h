@@ -8,9 +8,7 @@
 #pragma once
 
 #include <cstdint>
-#include <cstdio>
 #include <functional>
-#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -37,21 +35,46 @@ class LineReader {
  public:
   // "-" is the standard input. Errors: kNotFound, kInvalidArgument (a directory).
   static Result<LineReader> Open(const std::string& path, size_t max_line_bytes = kMaxLineBytes);
+  LineReader(LineReader&& other) noexcept;
+  LineReader& operator=(LineReader&& other) noexcept;
+  LineReader(const LineReader&) = delete;
+  LineReader& operator=(const LineReader&) = delete;
+  ~LineReader();
 
   // The next line that is not blank; nullopt at the end. Errors: kDataLoss when reading fails,
   // kCancelled when a signal that CatchInterrupts caught ends the wait for more input.
   Result<std::optional<InputLine>> Next();
+  // Whether Next would return without waiting for whoever writes a pipe or types. Errors: as Next.
+  Result<bool> Ready();
+
+  // A regular file can be read again: Rewind goes back to where reading began.
+  bool is_regular() const {
+    return is_regular_;
+  }
+  Status Rewind();
 
  private:
-  struct Closer {
-    void operator()(std::FILE* file) const;
-  };
-  LineReader() = default;
+  enum class State { kLine, kEnd, kNotYet };
 
+  LineReader() = default;
+  Result<State> Advance(bool may_wait);
+  Result<bool> Fill(bool may_wait);
+  void TakePiece(std::string_view piece);
+  bool EndLine();
+
+  int fd_ = -1;
   std::string path_;
-  std::unique_ptr<std::FILE, Closer> file_;
   size_t max_line_bytes_ = 0;
-  int64_t number_ = 0;
+  bool is_regular_ = false;
+  int64_t first_byte_ = 0;  // of a regular file
+
+  std::vector<char> buffer_;
+  size_t begin_ = 0;  // of what is not yet used of the buffer
+  size_t end_ = 0;
+  bool at_end_ = false;
+  InputLine line_;         // the one that is being read
+  bool has_line_ = false;  // it is complete
+  bool any_ = false;       // at least one byte of it has been read
 };
 
 // The id of a line as it was written: a string or an integer.
@@ -93,20 +116,31 @@ ParsedLine<LogitsLine> ParseLogitsLine(std::string_view line);
 Result<SamplingParams> ParseSamplingParams(std::string_view json);
 
 // Remembers which ids have been seen. Results could not be told apart otherwise, so a repeated id
-// is an error.
+// is an error. Keeps 128 bits of each id's SHA-256 and its line: 24 bytes, 32 ... 64 with the free
+// places of the table, whatever the ids are.
 class IdRegister {
  public:
+  // Lines are counted from 1.
   Status Add(const LineId& id, int64_t line);
 
  private:
-  std::unordered_map<std::string, int64_t> line_of_;
+  struct Entry {
+    uint64_t hash[2] = {0, 0};
+    int64_t line = 0;  // 0: free
+  };
+  Entry& PlaceOf(const uint64_t (&hash)[2]);
+
+  std::vector<Entry> entries_;  // open addressing; the size is a power of two
+  size_t num_used_ = 0;
 };
 
 // {"id": ..., "line": n, "error": {"code", "field", "message"}}, the form of every failed line. No
 // id: null.
 std::string ErrorLine(const std::optional<LineId>& id, int64_t line, const Error& error);
 // {"id": ..., "outputs": [...], "usage": {...}, "timings": {...}}; docs/generate.md has the fields.
-std::string OutputLine(const LineId& id, const RequestOutput& output);
+// Without `with_timings`, what differs between runs of the same line is left out: timings and the
+// count of preemptions.
+std::string OutputLine(const LineId& id, const RequestOutput& output, bool with_timings = true);
 std::string IdsOutputLine(const LineId& id, const std::vector<int32_t>& ids);
 std::string TextOutputLine(const LineId& id, const std::string& text);
 
@@ -122,12 +156,18 @@ class OrderedWriter {
   // Writes what waits for missing lines.
   Status Finish();
 
+  // Of lines that wait for an earlier one.
+  size_t waiting_bytes() const {
+    return waiting_bytes_;
+  }
+
  private:
   explicit OrderedWriter(OutputFile file) : file_(std::move(file)) {}
 
   OutputFile file_;
   int64_t next_place_ = 0;
   std::unordered_map<int64_t, std::string> waiting_;
+  size_t waiting_bytes_ = 0;
 };
 
 }  // namespace deepinfer

@@ -66,12 +66,6 @@ std::string PathAt(std::string_view text, size_t offset) {
   return path;
 }
 
-// The parser's messages end with a full stop or do not.
-std::string_view WithoutFullStop(std::string_view message) {
-  while (!message.empty() && message.back() == '.') message.remove_suffix(1);
-  return message;
-}
-
 // Reads values of one line and collects everything that is wrong with it. After a syntax error
 // (`broken`) nothing else is read.
 class Reader {

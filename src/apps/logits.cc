@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "apps/interrupt.h"
 #include "apps/jsonl.h"
 #include "apps/output.h"
 #include "apps/print.h"
@@ -70,6 +71,7 @@ Result<std::vector<Job>> ReadJobs(const LogitsOptions& options, const ModelConfi
   IdRegister ids;
   std::string problems;
   for (;;) {
+    if (Interrupted()) return Fail(Code::kCancelled, "reading was interrupted.");
     DI_ASSIGN_OR_RETURN(const std::optional<InputLine> line, reader.Next());
     if (!line.has_value()) break;
     if (line->too_long) {
@@ -170,6 +172,7 @@ Status RunJob(Executor& executor, const Job& job, const LogitsOptions& options,
   const int64_t first_row = job.num_tokens() - job.rows;
   int64_t begin = 0;
   for (const int64_t count : job.chunks) {
+    if (Interrupted()) return Fail(Code::kCancelled, "the command was interrupted.");
     const int64_t rows = std::clamp<int64_t>(begin + count - first_row, 0, count);
     const std::span<const int32_t> ids(job.tokens.data() + begin, static_cast<size_t>(count));
     LayerTrace trace;
@@ -199,6 +202,7 @@ Status WriteLogits(const LogitsOptions& options) {
     return tl::unexpected<Error>(problems[0]);
   DI_RETURN_IF_ERROR(CheckNotTheSameFile(options.input, options.output));
   DI_ASSIGN_OR_RETURN(const ModelConfig config, LoadModelConfig(options.llm.model_dir));
+  CatchInterrupts();
   DI_ASSIGN_OR_RETURN(const std::vector<Job> jobs, ReadJobs(options, config));
   int64_t longest = 1;
   int64_t largest_step = 1;
@@ -236,7 +240,11 @@ Status WriteLogits(const LogitsOptions& options) {
 }  // namespace
 
 int RunLogits(const LogitsOptions& options) {
-  return ExitStatus(WriteLogits(options));
+  const Status written = WriteLogits(options);
+  // The unfinished file is gone with its writer.
+  if (!written.has_value() && written.error().code == Code::kCancelled && Interrupted())
+    PrintStderr("deepinfer: interrupted; nothing was written.\n");
+  return ExitStatus(written);
 }
 
 }  // namespace deepinfer

@@ -1,11 +1,13 @@
 // The program `deepinfer`: parses the command line, installs the log sink and calls one command.
 // All use of the option parser is in this file. Exit status: 0 success, 1 failure, 2 usage error, 3
-// finished but some input lines failed, 130 interrupted, 141 nobody reads the output any more.
+// finished but some input lines failed, 4 stopped because too many failed, 130 interrupted, 141
+// nobody reads the output any more.
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <charconv>
 #include <exception>
 #include <limits>
+#include <span>
 #include <sstream>
 
 #include "apps/bench.h"
@@ -16,6 +18,7 @@
 #include "apps/make_checkpoint.h"
 #include "apps/output.h"
 #include "apps/print.h"
+#include "apps/selfcheck.h"
 #include "apps/tokenize.h"
 #include "base/log.h"
 #include "base/quoted.h"
@@ -122,8 +125,18 @@ void AddModelOptions(CLI::App* command, LLMOptions& llm) {
       ->capture_default_str();
 }
 
-void AddGenerateCommand(CLI::App& app, int& status) {
+// The command line that continues the job of this one.
+std::string ResumeCommand(std::span<char* const> words) {
+  std::string command;
+  for (const std::string_view word : words) {
+    if (word != "--resume" && word != "--overwrite") command += ShellQuoted(word) + " ";
+  }
+  return command + "--resume";
+}
+
+void AddGenerateCommand(CLI::App& app, const std::string& resume_command, int& status) {
   auto options = std::make_shared<GenerateOptions>();
+  options->resume_command = resume_command;
   CLI::App* command =
       app.add_subcommand("generate", "Generate text for a file of prompts, or for one prompt");
   command->footer(
@@ -131,7 +144,10 @@ void AddGenerateCommand(CLI::App& app, int& status) {
       "\"sampling_params\"}. Blank lines are\n"
       "skipped; a line that is wrong gets an error object in the output and harms no other. Output "
       "lines keep the input's order.\n"
-      "Exit status: 0 every line is fine, 3 finished but some lines failed, 1 failure, 2 wrong "
+      "Results of a job whose output is a file are kept in OUTPUT.partial until all are there; "
+      "--resume continues a job that was stopped.\n"
+      "Exit status: 0 every line is fine, 3 finished but some lines failed, 4 stopped by "
+      "--max-errors, 1 failure, 2 wrong "
       "usage, 130 interrupted, 141 nobody reads the output.\n"
       "docs/generate.md describes both formats, docs/sampling.md the sampling parameters.");
   AddModelOptions(command, options->llm);
@@ -173,6 +189,28 @@ void AddGenerateCommand(CLI::App& app, int& status) {
       ->check(CLI::Range(int64_t{0}, LLMOptions::kMaxTokens))
       ->capture_default_str();
   command->add_flag("!--no-progress", options->show_progress, "No progress line on standard error");
+  CLI::Option* resume = command->add_flag(
+      "--resume", options->resume,
+      "Continue the job whose journal is beside the output, or begin it if there is none");
+  CLI::Option* overwrite = command->add_flag("--overwrite", options->overwrite,
+                                             "Begin anew although there is a journal; it is lost");
+  CLI::Option* seed =
+      command
+          ->add_option("--seed", options->seed,
+                       "Lines without a seed get theirs from this one; absent: a fresh one, which "
+                       "the journal keeps")
+          ->check(CLI::Validator(CheckSeed, "0 to 2^64-1"));
+  CLI::Option* max_errors =
+      command
+          ->add_option("--max-errors", options->max_errors,
+                       "Stop when more lines than this have failed; absent: no limit")
+          ->check(CLI::Range(int64_t{0}, std::numeric_limits<int64_t>::max()));
+  CLI::Option* timings =
+      command->add_flag("!--no-timings", options->with_timings,
+                        "No timings in output lines: the same job gives the same bytes");
+  for (CLI::Option* option : {resume, overwrite, seed, max_errors, timings}) option->needs(input);
+  resume->excludes(overwrite);
+  overwrite->needs(output);
   command->callback([options, input, prompt, &status] {
     if (input->count() + prompt->count() == 0) throw CLI::RequiredError("--input or --prompt");
     if (options->llm.max_num_batched_tokens < options->llm.max_num_seqs) {
@@ -277,6 +315,55 @@ void AddBenchCommand(CLI::App& app, int& status) {
       ->capture_default_str();
   decode_command->add_option("--json", decode->json, "Write the results to this file");
   decode_command->callback([decode, &status] { status = RunBenchDecode(*decode); });
+  auto host = std::make_shared<BenchHostOptions>();
+  CLI::App* host_command =
+      command->add_subcommand("host", "Time what a decode step costs on the host beside the model");
+  host_command->add_option("--model", host->model_dir, "Checkpoint directory, for its tokenizer")
+      ->required();
+  host_command->add_option("--context", host->context, "Tokens of each running sequence")
+      ->check(CLI::Range(1, 1 << 20))
+      ->capture_default_str();
+  host_command->add_option("--steps", host->steps, "Decode steps timed")
+      ->check(CLI::Range(10, 100000))
+      ->capture_default_str();
+  host_command->add_option("--json", host->json, "Write the results to this file");
+  host_command->callback([host, &status] { status = RunBenchHost(*host); });
+}
+
+void AddSelfcheckCommand(CLI::App& app, int& status) {
+  auto options = std::make_shared<SelfcheckCommandOptions>();
+  CLI::App* command =
+      app.add_subcommand("selfcheck", "Prove on this machine that no speed-up changes an answer");
+  command->footer(
+      "Runs made-up requests alone, from an empty cache, synchronously and unchunked, then under "
+      "combinations of batching, chunking, prefix\n"
+      "cache, preemption and asynchronous scheduling, and compares tokens and log-probabilities "
+      "bit "
+      "by bit.\n"
+      "Exit status: 0 all the same, 5 an answer changed, 1 failure, 2 wrong usage, 130 "
+      "interrupted.");
+  AddModelOptions(command, options->llm);
+  SelfcheckOptions& check = options->check;
+  command->add_option("--requests", check.num_requests, "Requests in each way of running")
+      ->check(CLI::Range(2, 1024))
+      ->capture_default_str();
+  command
+      ->add_option("--max-prompt-tokens", check.max_prompt_tokens,
+                   "Longest prompt; 0: about three cache blocks")
+      ->check(CLI::Range(int64_t{0}, int64_t{1} << 20))
+      ->capture_default_str();
+  command->add_option("--max-output-tokens", check.max_output_tokens, "Longest output")
+      ->check(CLI::Range(1, 4096))
+      ->capture_default_str();
+  command->add_option("--seed", check.seed, "Of the requests")->capture_default_str();
+  command->add_flag("--thorough", check.thorough, "Every combination (95 instead of 12)");
+  command
+      ->add_option("--replay-keep-tokens", options->llm.replay_keep_tokens,
+                   "Check with decoder bounded replay; 0: off")
+      ->check(CLI::Range(int64_t{0}, LLMOptions::kMaxTokens))
+      ->capture_default_str();
+  command->add_option("--json", options->json, "Write the report to this file");
+  command->callback([options, &status] { status = RunSelfcheckCommand(*options); });
 }
 
 void AddMetricsCommand(CLI::App& app, int& status) {
@@ -337,7 +424,7 @@ int Main(int argc, char** argv) {
   app.set_version_flag("--version", "deepinfer " DI_VERSION);
   app.require_subcommand(1);
   int status = kExitOk;
-  AddGenerateCommand(app, status);
+  AddGenerateCommand(app, ResumeCommand({argv, static_cast<size_t>(argc)}), status);
   AddTokenizerCommand(app, status, "tokenize", "Turn lines of text into lines of token ids",
                       RunTokenize);
   AddTokenizerCommand(app, status, "detokenize", "Turn lines of token ids into lines of text",
@@ -345,6 +432,7 @@ int Main(int argc, char** argv) {
   AddLogitsCommand(app, status);
   AddInspectCommand(app, status);
   AddMakeCheckpointCommand(app, status);
+  AddSelfcheckCommand(app, status);
   AddBenchCommand(app, status);
   AddMetricsCommand(app, status);
   static bool verbose = false;  // the sink outlives this function

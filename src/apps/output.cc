@@ -7,6 +7,8 @@
 
 #include <cerrno>
 #include <cstring>
+#include <filesystem>
+#include <system_error>
 
 #include "base/quoted.h"
 
@@ -46,6 +48,7 @@ bool FileStatus(const std::string& path, int standard_stream, struct ::stat* sta
 
 void PrepareStandardStreams() {
   ::signal(SIGPIPE, SIG_IGN);
+  ::signal(SIGXFSZ, SIG_IGN);  // a file at its size limit, likewise
   // open() returns the lowest free number, so an earlier gap has been filled before a later one.
   constexpr int kModes[] = {O_WRONLY, O_RDONLY, O_RDWR};
   for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; ++fd) {
@@ -84,6 +87,72 @@ OutputFile::~OutputFile() {
 
 Status OutputFile::Write(std::string_view text) {
   return WriteOrExplain(fd_, text, NameOf(path_));
+}
+
+Result<ReplacementFile> ReplacementFile::Create(const std::string& path,
+                                                const std::string& temporary) {
+  // Removed first: what has that name may be a link or a pipe.
+  ::unlink(temporary.c_str());
+  const int fd = ::open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+  if (fd >= 0) {
+    struct ::stat old = {};
+    if (::stat(path.c_str(), &old) == 0) ::fchmod(fd, old.st_mode & 07777);
+    return ReplacementFile(fd, path, temporary);
+  }
+  return Fail(Code::kInvalidArgument, fmt::format("the file {} cannot be written: {}.",
+                                                  Quoted(temporary), std::strerror(errno)));
+}
+
+ReplacementFile::ReplacementFile(ReplacementFile&& other) noexcept
+    : fd_(std::exchange(other.fd_, -1)),
+      path_(std::move(other.path_)),
+      temporary_(std::move(other.temporary_)),
+      pending_(std::move(other.pending_)) {}
+
+ReplacementFile::~ReplacementFile() {
+  if (fd_ < 0) return;
+  ::close(fd_);
+  ::unlink(temporary_.c_str());
+}
+
+Status ReplacementFile::Flush() {
+  const Status written = WriteOrExplain(fd_, pending_, Quoted(temporary_));
+  pending_.clear();
+  return written;
+}
+
+Status ReplacementFile::Write(std::string_view text) {
+  constexpr size_t kCollected = size_t{256} << 10;
+  pending_ += text;
+  if (pending_.size() < kCollected) return {};
+  return Flush();
+}
+
+Status ReplacementFile::Commit() {
+  DI_RETURN_IF_ERROR(Flush());
+  // A full disk may be noticed only here.
+  if (::fsync(fd_) != 0 || ::rename(temporary_.c_str(), path_.c_str()) != 0) {
+    return Fail(Code::kResourceExhausted,
+                fmt::format("completing {} failed: {}.", Quoted(path_), std::strerror(errno)));
+  }
+  ::close(std::exchange(fd_, -1));
+  SyncFolderOf(path_);
+  return {};
+}
+
+void SyncFolderOf(const std::string& path) {
+  const std::string folder = std::filesystem::path(path).parent_path();
+  const int fd = ::open(folder.empty() ? "." : folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (fd < 0) return;
+  ::fsync(fd);
+  ::close(fd);
+}
+
+std::string ResolvedPath(const std::string& path) {
+  std::error_code failed;
+  if (!std::filesystem::is_symlink(path, failed)) return path;
+  const std::filesystem::path resolved = std::filesystem::canonical(path, failed);
+  return failed ? path : resolved.string();
 }
 
 Status CheckNotTheSameFile(const std::string& input, const std::string& output) {

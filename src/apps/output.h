@@ -54,6 +54,42 @@ class OutputFile {
   std::string path_;
 };
 
+// A file that is put in the place of another when it is complete: readers see the old one or the
+// new one, never a part. Writes go to a temporary file in the same folder, which is removed unless
+// Commit succeeds.
+class ReplacementFile {
+ public:
+  // `temporary` is in the same folder as `path`; a file of that name is replaced. Errors:
+  // kInvalidArgument with the system's reason.
+  static Result<ReplacementFile> Create(const std::string& path, const std::string& temporary);
+  ReplacementFile(ReplacementFile&& other) noexcept;
+  ReplacementFile& operator=(ReplacementFile&&) = delete;
+  ~ReplacementFile();
+
+  // Errors: kResourceExhausted. Small pieces are collected.
+  Status Write(std::string_view text);
+  // Everything is on the device, then the file gets its name. An existing file's permissions are
+  // kept.
+  Status Commit();
+
+ private:
+  ReplacementFile(int fd, std::string path, std::string temporary)
+      : fd_(fd), path_(std::move(path)), temporary_(std::move(temporary)) {}
+  Status Flush();
+
+  int fd_;
+  std::string path_;
+  std::string temporary_;
+  std::string pending_;
+};
+
+// Makes a rename, creation or removal in the folder of `path` last through a power failure. Not all
+// file systems can; that is no error.
+void SyncFolderOf(const std::string& path);
+
+// Where a file named `path` really is: the target of a symbolic link, else the name itself.
+std::string ResolvedPath(const std::string& path);
+
 // Refuses an output that is the input ("-": the standard streams), also under another name: the
 // input would be lost before it is read. Terminals and pipes may be both.
 Status CheckNotTheSameFile(const std::string& input, const std::string& output);

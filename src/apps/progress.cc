@@ -21,16 +21,17 @@ std::string Duration(double seconds) {
 
 std::string ProgressText(const ProgressSample& sample) {
   const double seconds = std::max(sample.seconds, 1e-3);
-  std::string text = fmt::format("{}/{} done", sample.done, sample.total);
+  std::string text = sample.total < 0 ? fmt::format("{} done", sample.done)
+                                      : fmt::format("{}/{} done", sample.done, sample.total);
   if (sample.failed > 0) text += fmt::format(" ({} failed)", sample.failed);
   text += fmt::format(", prompt {:.1f} tok/s, output {:.1f} tok/s",
                       static_cast<double>(sample.prompt_tokens) / seconds,
                       static_cast<double>(sample.completion_tokens) / seconds);
   if (sample.done == sample.total) return text + fmt::format(", took {}", Duration(sample.seconds));
-  if (sample.done == 0) return text;
-  return text +
-         fmt::format(", {} left", Duration(sample.seconds / static_cast<double>(sample.done) *
-                                           static_cast<double>(sample.total - sample.done)));
+  const int64_t done_now = sample.done - sample.done_before;
+  if (done_now <= 0 || sample.total < 0) return text;
+  return text + fmt::format(", {} left", Duration(sample.seconds / static_cast<double>(done_now) *
+                                                  static_cast<double>(sample.total - sample.done)));
 }
 
 ProgressLine::ProgressLine(std::string name)

@@ -9,15 +9,16 @@ namespace deepinfer {
 
 struct ProgressSample {
   int64_t done = 0;
-  int64_t total = 0;
-  int64_t failed = 0;  // among the done ones
+  int64_t total = 0;        // -1: not known
+  int64_t failed = 0;       // among the done ones
+  int64_t done_before = 0;  // among them, in earlier runs of a job that was continued
   int64_t prompt_tokens = 0;
   int64_t completion_tokens = 0;
   double seconds = 0;  // since the start
 };
 
-// "120/1000 done (3 failed), prompt 812.4 tok/s, output 95.1 tok/s, 02:41 left". Rates are averages
-// since the start.
+// "120/1000 done (3 failed), prompt 812.4 tok/s, output 95.1 tok/s, 02:41 left", or "120 done (3
+// failed), ..." while the total is not known. Rates are averages since the start.
 std::string ProgressText(const ProgressSample& sample);
 
 class ProgressLine {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <limits>
 #include <optional>
+#include <unordered_map>
 #include <utility>
 
 #include "base/error.h"
@@ -81,6 +82,33 @@ Status CheckTexts(const std::vector<std::string>& texts, const char* field) {
   return {};
 }
 
+// The fields that decide when a request runs.
+Status CheckServiceFields(const Request& request) {
+  constexpr int64_t kMaxPriority = 1'000'000;
+  constexpr size_t kMaxNameBytes = 256;
+  if (request.priority < -kMaxPriority || request.priority > kMaxPriority) {
+    return Fail(Code::kInvalidArgument,
+                fmt::format("priority is {}; allowed are {} ... {}.", request.priority,
+                            -kMaxPriority, kMaxPriority),
+                "priority");
+  }
+  if (request.timeout_seconds.has_value() && !(*request.timeout_seconds > 0.0)) {
+    return Fail(
+        Code::kInvalidArgument,
+        fmt::format("timeout_seconds is {}; it must be more than 0.", *request.timeout_seconds),
+        "timeout_seconds");
+  }
+  for (const auto& [text, field] :
+       {std::pair{&request.user_id, "user_id"}, std::pair{&request.cache_salt, "cache_salt"}}) {
+    if (text->size() <= kMaxNameBytes) continue;
+    return Fail(
+        Code::kInvalidArgument,
+        fmt::format("{} has {} bytes; allowed are at most {}.", field, text->size(), kMaxNameBytes),
+        field);
+  }
+  return {};
+}
+
 // Each forbidden text at the beginning of a word and inside of one.
 Status ResolveBadWords(const SamplingParams& params, const Tokenizer& tokenizer,
                        std::vector<std::vector<int32_t>>* words) {
@@ -134,82 +162,175 @@ Result<EngineRequest> ResolveRequest(const Request& request, const Tokenizer& to
     return tl::unexpected<Error>(FirstOf(problems));
   }
   DI_RETURN_IF_ERROR(CheckTexts(params.stop, "stop"));
+  DI_RETURN_IF_ERROR(CheckServiceFields(request));
   EngineRequest resolved;
   resolved.id = request.id;
   resolved.params = params;
   DI_RETURN_IF_ERROR(ResolveBadWords(params, tokenizer, &resolved.bad_words));
   DI_ASSIGN_OR_RETURN(resolved.prompt, ResolvePrompt(request, tokenizer, vocab_size));
+  resolved.user_id = request.user_id;
+  resolved.priority = static_cast<int32_t>(request.priority);
+  if (request.timeout_seconds.has_value()) resolved.timeout_seconds = *request.timeout_seconds;
+  resolved.cache_salt = request.cache_salt;
   resolved.seed = params.seq_seed.has_value() ? *params.seq_seed : fresh_seed();
   return resolved;
+}
+
+namespace {
+
+using FinishedSink = std::function<void(size_t index, RequestOutput output)>;
+
+// One run of the engine over a source.
+class StreamRun {
+ public:
+  // `total`: -1 if only the source knows.
+  StreamRun(const BatchContext& context, const RequestSource& next,
+            const GenerateCallbacks& callbacks, int64_t total, const FinishedSink& finished)
+      : context_(context),
+        next_(next),
+        callbacks_(callbacks),
+        finished_(finished),
+        engine_(context.engine),
+        before_(context.engine.counters()),
+        // A few more than can run, so that a step that ends some sequences can begin others.
+        wanted_(engine_.max_num_seqs() + std::max<int64_t>(1, engine_.max_num_seqs() / 8)) {
+    progress_.requests_total = total;
+    engine_.set_events(Events());
+  }
+  ~StreamRun() {
+    engine_.Abort();
+    // Rows that are still in flight.
+    while (engine_.Step()) {
+    }
+    engine_.set_events({});
+  }
+  StreamRun(const StreamRun&) = delete;
+  StreamRun& operator=(const StreamRun&) = delete;
+
+  // Returns early when on_progress stops it.
+  void Run() {
+    Supply();
+    for (;;) {
+      const bool ran = engine_.Step();
+      if (!ran && ended_) return;
+      const EngineCounters counters = engine_.counters();
+      progress_.prompt_tokens = counters.prompt_tokens - before_.prompt_tokens;
+      progress_.cached_tokens = counters.cached_tokens - before_.cached_tokens;
+      progress_.completion_tokens = counters.completion_tokens - before_.completion_tokens;
+      progress_.running = engine_.num_running();
+      if (callbacks_.on_progress && !callbacks_.on_progress(progress_)) {
+        engine_.Abort();
+        return;
+      }
+      Supply();
+    }
+  }
+
+ private:
+  EngineEvents Events() {
+    EngineEvents events;
+    events.on_delta = [this](int64_t request, int64_t completion, std::string_view text,
+                             std::span<const int32_t> token_ids, FinishReason reason) {
+      if (callbacks_.on_text)
+        callbacks_.on_text({index_of_.at(request), completion, text, token_ids, reason});
+    };
+    events.on_finished = [this](int64_t request, RequestOutput output) {
+      const auto entry = index_of_.find(request);
+      const size_t index = entry->second;
+      index_of_.erase(entry);
+      Finish(index, std::move(output));
+    };
+    return events;
+  }
+
+  void Finish(size_t index, RequestOutput output) {
+    ++progress_.requests_done;
+    finished_(index, std::move(output));
+  }
+
+  void Refuse(size_t index, const Request& request, Error error) {
+    RequestOutput output;
+    output.id = request.id;
+    output.error = std::move(error);
+    Finish(index, std::move(output));
+  }
+
+  int64_t in_engine() const {
+    return engine_.num_waiting() + engine_.num_running();
+  }
+
+  // Takes requests while there is room. Prompts are tokenised here, a little ahead of the model
+  // only, so that the first step does not wait for many. Requests that cannot start do not make it
+  // go on for ever.
+  void Supply() {
+    for (int64_t asked = 0; asked < wanted_ && !ended_ && in_engine() < wanted_; ++asked) {
+      NextRequest answer = next_(/*may_wait=*/in_engine() == 0);
+      if (std::holds_alternative<NoRequestYet>(answer)) return;
+      if (std::holds_alternative<EndOfRequests>(answer)) {
+        ended_ = true;
+        progress_.requests_total = static_cast<int64_t>(taken_);
+        return;
+      }
+      Submit(taken_++, std::get<Request>(answer));
+    }
+  }
+
+  void Submit(size_t index, const Request& request) {
+    Result<EngineRequest> resolved =
+        ResolveRequest(request, context_.tokenizer, engine_.vocab_size(), context_.fresh_seed);
+    if (!resolved.has_value()) return Refuse(index, request, resolved.error());
+    const Result<int64_t> number = engine_.Submit(std::move(*resolved));
+    if (number.has_value()) {
+      index_of_.emplace(*number, index);
+      return;
+    }
+    Error error = number.error();
+    if (error.field == "prompt") error.field = PromptField(request);
+    Refuse(index, request, std::move(error));
+  }
+
+  const BatchContext& context_;
+  const RequestSource& next_;
+  const GenerateCallbacks& callbacks_;
+  const FinishedSink& finished_;
+  Engine& engine_;
+  const EngineCounters before_;
+  const int64_t wanted_;
+  size_t taken_ = 0;
+  bool ended_ = false;
+  std::unordered_map<int64_t, size_t> index_of_;  // by the engine's number, while in the engine
+  Progress progress_;
+};
+
+}  // namespace
+
+void RunStream(const BatchContext& context, const RequestSource& next,
+               const GenerateCallbacks& callbacks) {
+  const FinishedSink finished = [&](size_t index, const RequestOutput& output) {
+    if (callbacks.on_finished) callbacks.on_finished(index, output);
+  };
+  StreamRun(context, next, callbacks, -1, finished).Run();
 }
 
 std::vector<RequestOutput> RunBatch(const BatchContext& context, std::span<const Request> requests,
                                     const GenerateCallbacks& callbacks) {
   std::vector<RequestOutput> outputs(requests.size());
-  std::vector<size_t> place_of;  // by the engine's request number
-  Progress progress;
-  progress.requests_total = static_cast<int64_t>(requests.size());
-  const auto finish = [&](size_t place, RequestOutput output) {
-    outputs[place] = std::move(output);
-    ++progress.requests_done;
-    if (callbacks.on_finished) callbacks.on_finished(place, outputs[place]);
+  const FinishedSink finished = [&](size_t index, RequestOutput output) {
+    outputs[index] = std::move(output);
+    if (callbacks.on_finished) callbacks.on_finished(index, outputs[index]);
   };
-  const auto refuse = [&](size_t place, Error error) {
+  size_t taken = 0;
+  const RequestSource next = [&](bool) -> NextRequest {
+    if (taken == requests.size()) return EndOfRequests{};
+    return requests[taken++];
+  };
+  StreamRun(context, next, callbacks, static_cast<int64_t>(requests.size()), finished).Run();
+  for (; taken < requests.size(); ++taken) {
     RequestOutput output;
-    output.id = requests[place].id;
-    output.error = std::move(error);
-    finish(place, std::move(output));
-  };
-
-  EngineEvents events;
-  events.on_delta = [&](int64_t request, int64_t completion, std::string_view text,
-                        std::span<const int32_t> token_ids, FinishReason reason) {
-    if (callbacks.on_text)
-      callbacks.on_text(
-          {place_of[static_cast<size_t>(request)], completion, text, token_ids, reason});
-  };
-  events.on_finished = [&](int64_t request, RequestOutput output) {
-    finish(place_of[static_cast<size_t>(request)], std::move(output));
-  };
-  Engine engine(context.backend, context.tokenizer, context.options, std::move(events));
-
-  // Prompts are tokenised a little ahead of the model only, so that the first step does not wait
-  // for the whole list.
-  size_t next = 0;
-  const auto supply = [&] {
-    while (next < requests.size() && engine.num_waiting() < context.options.max_num_seqs) {
-      const size_t place = next++;
-      Result<EngineRequest> resolved = ResolveRequest(
-          requests[place], context.tokenizer, context.backend.vocab_size(), context.fresh_seed);
-      if (!resolved.has_value()) {
-        refuse(place, resolved.error());
-        continue;
-      }
-      const Result<int64_t> number = engine.Submit(std::move(*resolved));
-      if (number.has_value()) {
-        place_of.push_back(place);
-        continue;
-      }
-      Error error = number.error();
-      if (error.field == "prompt") error.field = PromptField(requests[place]);
-      refuse(place, std::move(error));
-    }
-  };
-  supply();
-  while (engine.Step()) {
-    progress.prompt_tokens = engine.counters().prompt_tokens;
-    progress.completion_tokens = engine.counters().completion_tokens;
-    progress.running = engine.num_running();
-    if (callbacks.on_progress && !callbacks.on_progress(progress)) {
-      engine.Abort();
-      while (next < requests.size()) {
-        refuse(next++,
-               Error{Code::kCancelled,
-                     "the request was not started because the caller stopped the batch.", ""});
-      }
-      break;
-    }
-    supply();
+    output.id = requests[taken].id;
+    output.error = Error{Code::kCancelled,
+                         "the request was not started because the caller stopped the batch.", ""};
+    finished(taken, std::move(output));
   }
   return outputs;
 }

@@ -1,5 +1,6 @@
-// Runs a list of requests to the end: resolves prompts to tokens, keeps the engine supplied, and
-// puts every result in its place. The part of LLM that does not care which model runs.
+// Runs requests to the end: takes them from a source or a list as there is room, resolves prompts
+// to tokens, keeps the engine supplied, and hands out results. The part of LLM that does not care
+// which model runs. What is kept per request is bounded by what is in the engine.
 #pragma once
 
 #include <cstdint>
@@ -24,12 +25,17 @@ Result<EngineRequest> ResolveRequest(const Request& request, const Tokenizer& to
                                      const std::function<uint64_t()>& fresh_seed);
 
 struct BatchContext {
-  ModelBackend& backend;
+  // Idle; keeps its prefix cache from run to run. Its events are set for the run.
+  Engine& engine;
   const Tokenizer& tokenizer;
-  const EngineOptions& options;
   std::function<uint64_t()> fresh_seed;  // for requests without one
 };
 
+// LLM::GenerateStream.
+void RunStream(const BatchContext& context, const RequestSource& next,
+               const GenerateCallbacks& callbacks);
+
+// LLM::Generate.
 std::vector<RequestOutput> RunBatch(const BatchContext& context, std::span<const Request> requests,
                                     const GenerateCallbacks& callbacks);
 

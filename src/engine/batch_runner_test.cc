@@ -21,21 +21,25 @@ const Tokenizer& TestTokenizer() {
 
 class BatchRunnerTest : public ::testing::Test {
  protected:
-  BatchRunnerTest() : backend(512, 8, 100, 4) {
+  BatchRunnerTest() : backend(512, 20, 20, 4), engine(backend, TestTokenizer(), Options(), {}) {}
+
+  static EngineOptions Options() {
+    EngineOptions options;
     options.max_model_len = 100;
-    options.max_num_seqs = 4;
-    options.max_num_batched_tokens = 16;
+    options.scheduler.max_num_seqs = 4;
+    options.scheduler.max_num_batched_tokens = 16;
     options.end_ids = EndOfTurnIds(TestTokenizer(), 1, 512);
+    return options;
   }
 
   std::vector<RequestOutput> RunAll(const std::vector<Request>& requests,
                                     const GenerateCallbacks& callbacks = {}) {
-    return RunBatch({backend, TestTokenizer(), options, [this] { return ++fresh_seeds; }}, requests,
+    return RunBatch({engine, TestTokenizer(), [this] { return ++fresh_seeds; }}, requests,
                     callbacks);
   }
 
   FakeBackend backend;
-  EngineOptions options;
+  Engine engine;
   uint64_t fresh_seeds = 1000;
 };
 
@@ -150,6 +154,81 @@ TEST_F(BatchRunnerTest, StoppingEndsWhatRunsAndRefusesTheRest) {
   EXPECT_EQ(outputs[0].outputs[0].token_ids.size(), 3u);
   ASSERT_TRUE(outputs[19].error.has_value());
   EXPECT_EQ(outputs[19].error->code, Code::kCancelled);
+}
+
+TEST_F(BatchRunnerTest, AStreamTakesRequestsOnlyALittleAheadOfWhatRuns) {
+  size_t taken = 0;
+  size_t done = 0;
+  size_t most_open = 0;
+  std::set<size_t> finished;
+  const RequestSource next = [&](bool may_wait) -> NextRequest {
+    EXPECT_EQ(may_wait, taken == done);
+    if (taken == 2000) return EndOfRequests{};
+    const size_t index = taken++;
+    most_open = std::max(most_open, taken - done);
+    // Some that cannot start and some of several completions are among them.
+    Request request = Text(std::to_string(index), index % 7 == 3 ? "" : "the");
+    request.sampling_params.max_tokens = 1 + static_cast<int64_t>(index % 5);
+    request.sampling_params.n = 1 + static_cast<int64_t>(index % 3);
+    return request;
+  };
+  GenerateCallbacks callbacks;
+  callbacks.on_finished = [&](size_t index, const RequestOutput& output) {
+    EXPECT_TRUE(finished.insert(index).second);
+    EXPECT_EQ(output.id, std::to_string(index));
+    EXPECT_EQ(output.error.has_value(), index % 7 == 3);
+    ++done;
+  };
+  callbacks.on_progress = [&](const Progress& progress) {
+    EXPECT_EQ(progress.requests_total, taken == 2000 ? progress.requests_total : -1);
+    EXPECT_EQ(progress.requests_done, static_cast<int64_t>(done));
+    return true;
+  };
+  RunStream({engine, TestTokenizer(), [this] { return ++fresh_seeds; }}, next, callbacks);
+  EXPECT_EQ(finished.size(), 2000u);
+  EXPECT_LE(most_open, 6u);
+}
+
+TEST_F(BatchRunnerTest, AStreamRunsWhatItHasWhileItsSourceHasNothingYet) {
+  // The next request becomes available only after the output of the one before it, as over a pair
+  // of pipes.
+  size_t taken = 0;
+  size_t done = 0;
+  int idle_questions = 0;
+  const RequestSource next = [&](bool may_wait) -> NextRequest {
+    if (taken == 5) return EndOfRequests{};
+    if (taken > done) {
+      EXPECT_FALSE(may_wait);
+      return NoRequestYet{};
+    }
+    EXPECT_TRUE(may_wait);
+    if (++idle_questions % 3 != 0) return NoRequestYet{};  // the wait was cut short
+    return Text(std::to_string(taken++), "the");
+  };
+  GenerateCallbacks callbacks;
+  callbacks.on_finished = [&](size_t index, const RequestOutput& output) {
+    EXPECT_EQ(index, done++);
+    EXPECT_EQ(output.outputs.at(0).token_ids.size(), 5u);
+  };
+  RunStream({engine, TestTokenizer(), [this] { return ++fresh_seeds; }}, next, callbacks);
+  EXPECT_EQ(done, 5u);
+  EXPECT_EQ(idle_questions, 15);
+}
+
+TEST_F(BatchRunnerTest, AStreamThatIsStoppedAbortsWhatItTookAndAsksForNoMore) {
+  size_t taken = 0;
+  size_t aborted = 0;
+  int steps = 0;
+  GenerateCallbacks callbacks;
+  callbacks.on_finished = [&](size_t, const RequestOutput& output) {
+    if (output.outputs.at(0).finish_reason == FinishReason::kAbort) ++aborted;
+  };
+  callbacks.on_progress = [&](const Progress&) { return ++steps < 3; };
+  RunStream(
+      {engine, TestTokenizer(), [this] { return ++fresh_seeds; }},
+      [&](bool) -> NextRequest { return Text(std::to_string(taken++), "the"); }, callbacks);
+  EXPECT_EQ(taken, 5u);
+  EXPECT_EQ(aborted, 5u);
 }
 
 TEST_F(BatchRunnerTest, EndOfTurnIdsHaveTheMarkersThatBeginATurn) {

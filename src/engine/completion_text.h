@@ -18,9 +18,9 @@ class CompletionText {
   // Both arguments must outlive the object.
   CompletionText(const Tokenizer& tokenizer, const SamplingParams& params);
 
-  // Reads a token and returns the text that is decided now. `may_stop`: stop strings that it
-  // completes count.
-  std::string Push(int32_t token_id, bool may_stop);
+  // Reads a token and appends the text that is decided now to `text`. `may_stop`: stop strings that
+  // it completes count.
+  void Push(int32_t token_id, bool may_stop, std::string* text);
   // The stop string that ended the text; nothing may be pushed after it.
   const std::optional<std::string>& stop_string() const {
     return stop_string_;

@@ -24,7 +24,7 @@ Streamed Stream(const std::vector<int32_t>& ids, const SamplingParams& params,
   CompletionText text(TestTokenizer(), params);
   Streamed result;
   for (size_t i = 0; i < ids.size() && !text.stop_string().has_value(); ++i) {
-    result.pieces.push_back(text.Push(ids[i], i + 1 >= min_tokens));
+    text.Push(ids[i], i + 1 >= min_tokens, &result.pieces.emplace_back());
     result.text += result.pieces.back();
   }
   result.text += text.Finish();

@@ -6,9 +6,17 @@
 #include <utility>
 
 #include "base/check.h"
+#include "engine/completion_text.h"
 #include "sample/philox.h"
+#include "sample/sampler.h"
 
 namespace deepinfer {
+namespace {
+
+// Output that is made room for at once; longer ones grow as they come.
+constexpr int64_t kReservedOutputTokens = 4096;
+
+}  // namespace
 
 // Shared by the sequences of a request.
 struct Engine::Request {
@@ -22,19 +30,17 @@ struct Engine::Request {
 };
 
 struct Engine::Sequence {
+  SeqId id = 0;
   std::shared_ptr<Request> request;
   int64_t index = 0;
   int64_t max_new_tokens = 0;
   std::vector<int32_t> end_ids;
-  std::vector<int32_t> tokens;  // prompt and output
   SequenceSampler sampler;
   CompletionText text;
 
-  std::optional<ModelBackend::SequenceId> handle = {};  // present while running
-  int64_t computed = 0;                                 // tokens that the backend holds
-  int64_t most_computed = 0;                            // the same, not reset by preemption
-  std::string delta_text = {};                          // not yet emitted
+  std::string delta_text = {};  // not yet emitted
   std::vector<int32_t> delta_ids = {};
+  bool scheduled = true;  // false: asks for nothing, unknown to the scheduler
   bool finished = false;
 
   const SamplingParams& params() const {
@@ -43,27 +49,21 @@ struct Engine::Sequence {
   CompletionOutput& output() {
     return request->output.outputs[static_cast<size_t>(index)];
   }
+  const std::vector<int32_t>& prompt() const {
+    return request->output.prompt_token_ids;
+  }
   int64_t prompt_tokens() const {
-    return static_cast<int64_t>(request->input.prompt.size());
+    return static_cast<int64_t>(prompt().size());
   }
-  int64_t known() const {
-    return static_cast<int64_t>(tokens.size());
-  }
-  int64_t pending() const {
-    return known() - computed;
-  }
-  int64_t remaining_tokens() const {
-    return max_new_tokens - (known() - prompt_tokens());
-  }
-  // Prompt rows whose logits are still wanted: from this one to the one before the last. Completion
-  // 0 collects them.
-  int64_t first_prompt_logprob_row() const {
-    const bool wanted = index == 0 && params().prompt_logprobs.has_value();
-    return wanted ? static_cast<int64_t>(request->output.prompt_logprobs.size()) : prompt_tokens();
-  }
+  // Completion 0 collects the prompt's log-probabilities.
   bool wants_prompt_logprobs() const {
-    return first_prompt_logprob_row() < prompt_tokens() - 1;
+    return index == 0 && params().prompt_logprobs.has_value() && prompt_tokens() > 1;
   }
+};
+
+struct Engine::Job : StepJob {
+  // What the plan's spans point to: the scheduler's own vectors may move while the step runs.
+  std::vector<int32_t> ids;
 };
 
 Engine::Engine(ModelBackend& backend, const Tokenizer& tokenizer, EngineOptions options,
@@ -71,16 +71,22 @@ Engine::Engine(ModelBackend& backend, const Tokenizer& tokenizer, EngineOptions 
     : backend_(backend),
       tokenizer_(tokenizer),
       options_(std::move(options)),
-      events_(std::move(events)) {
-  DI_CHECK_GE(options_.max_num_seqs, 1);
-  DI_CHECK_GE(options_.max_num_batched_tokens, options_.max_num_seqs);
-  DI_CHECK_GE(options_.max_prompt_logit_rows, 1);
-  max_sequence_tokens_ =
-      std::min(options_.max_model_len, backend_.num_blocks() * backend_.block_tokens());
+      events_(std::move(events)),
+      pools_(backend.capacity().num_blocks, backend.capacity().num_window_pages,
+             backend.capacity().num_slots, backend.capacity().window_tokens,
+             backend.capacity().rollback_tokens),
+      prefix_cache_(pools_),
+      scheduler_(options_.scheduler, pools_, &prefix_cache_),
+      runner_(backend, options_.async_scheduling) {
+  DI_CHECK_GE(options_.scheduler.max_num_seqs, 1);
+  DI_CHECK_GE(options_.scheduler.max_num_batched_tokens, options_.scheduler.max_num_seqs);
+  DI_CHECK_GE(options_.scheduler.max_prompt_logit_rows, 1);
+  max_sequence_tokens_ = std::min(options_.max_model_len, scheduler_.max_sequence_tokens());
+  for (std::unique_ptr<Job>& job : jobs_) job = std::make_unique<Job>();
 }
 
 Engine::~Engine() {
-  for (const std::unique_ptr<Sequence>& sequence : running_) backend_.Close(*sequence->handle);
+  while (runner_.in_flight() > 0) runner_.Wait();
 }
 
 double Engine::Now() const {
@@ -88,8 +94,30 @@ double Engine::Now() const {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-int64_t Engine::BlocksFor(int64_t tokens) const {
-  return (tokens + backend_.block_tokens() - 1) / backend_.block_tokens();
+Engine::Sequence* Engine::Find(SeqId id) {
+  const auto found = sequences_.find(id);
+  return found == sequences_.end() ? nullptr : found->second.get();
+}
+
+int64_t Engine::num_waiting() const {
+  return scheduler_.num_waiting() + scheduler_.num_held() +
+         static_cast<int64_t>(scored_at_once_.size());
+}
+
+int64_t Engine::num_running() const {
+  return scheduler_.num_running();
+}
+
+EngineCounters Engine::counters() const {
+  const SchedulerCounters& from = scheduler_.counters();
+  EngineCounters counters;
+  counters.steps = from.steps;
+  counters.prompt_tokens = from.prompt_tokens;
+  counters.cached_tokens = from.cached_tokens;
+  counters.completion_tokens = completion_tokens_;
+  counters.recomputed_tokens = from.recomputed_tokens;
+  counters.preemptions = from.preemptions;
+  return counters;
 }
 
 Status Engine::CheckRequest(const EngineRequest& request) const {
@@ -131,207 +159,183 @@ Result<int64_t> Engine::Submit(EngineRequest input) {
   request->number = next_request_++;
   request->input = std::move(input);
   request->submitted = Now();
-  const EngineRequest& in = request->input;
+  EngineRequest& in = request->input;
   const int64_t prompt_tokens = static_cast<int64_t>(in.prompt.size());
   request->output.id = in.id;
-  request->output.prompt_token_ids = in.prompt;
+  request->output.prompt_token_ids = std::move(in.prompt);
+  const std::vector<int32_t>& prompt = request->output.prompt_token_ids;
   request->output.usage.prompt_tokens = prompt_tokens;
   request->output.outputs.resize(static_cast<size_t>(in.params.n));
   request->unfinished = in.params.n;
 
   std::vector<int32_t> end_ids = in.params.ignore_eos ? std::vector<int32_t>{} : options_.end_ids;
   for (const int64_t id : in.params.stop_token_ids) end_ids.push_back(static_cast<int32_t>(id));
+  const int64_t room = max_sequence_tokens_ - prompt_tokens;
+  SeqId leader = -1;
   for (int64_t index = 0; index < in.params.n; ++index) {
     const uint64_t seed = CompletionSeed(in.seed, index);
     request->output.outputs[static_cast<size_t>(index)].index = index;
     request->output.outputs[static_cast<size_t>(index)].seq_seed = seed;
-    const int64_t room = max_sequence_tokens_ - prompt_tokens;
-    waiting_.push_back(std::make_unique<Sequence>(
-        Sequence{.request = request,
+    auto sequence = std::make_unique<Sequence>(
+        Sequence{.id = next_sequence_++,
+                 .request = request,
                  .index = index,
                  .max_new_tokens = std::min(in.params.max_tokens.value_or(room), room),
                  .end_ids = end_ids,
-                 .tokens = in.prompt,
-                 .sampler = SequenceSampler(in.params, seed, in.prompt, in.bad_words, end_ids),
-                 .text = CompletionText(tokenizer_, in.params)}));
+                 .sampler = SequenceSampler(in.params, seed, prompt, in.bad_words, end_ids),
+                 .text = CompletionText(tokenizer_, in.params)});
+    const SeqId id = sequence->id;
+    if (sequence->max_new_tokens == 0 && !sequence->wants_prompt_logprobs()) {
+      sequence->scheduled = false;
+      scored_at_once_.push_back(id);
+    } else {
+      SequenceSpec spec;
+      spec.id = id;
+      spec.user = in.user_id;
+      spec.priority = in.priority;
+      spec.deadline = request->submitted + in.timeout_seconds;
+      spec.prompt = prompt;
+      spec.max_new_tokens = sequence->max_new_tokens;
+      spec.cache_salt = in.cache_salt;
+      if (sequence->wants_prompt_logprobs()) spec.first_prompt_logit_row = 0;
+      // The others find the prompt of the first in the cache.
+      if (options_.scheduler.prefix_caching) spec.leader = leader;
+      DI_RETURN_IF_ERROR(scheduler_.Add(std::move(spec), request->submitted));
+      if (leader < 0) leader = id;
+    }
+    sequences_.emplace(id, std::move(sequence));
   }
   return request->number;
 }
 
 bool Engine::Step() {
-  if (waiting_.empty() && running_.empty()) return false;
-  MakeRoom();
-  Admit();
-  const std::vector<PlannedChunk> plan = Schedule();
-  if (!plan.empty()) {
-    const Result<std::span<const float>> logits = Run(plan);
-    int64_t row = 0;
-    for (const PlannedChunk& chunk : plan) {
-      if (!logits.has_value()) {
-        EndWithError(*chunk.sequence, logits.error());
-        continue;
-      }
-      const int64_t vocab = backend_.vocab_size();
-      Commit(chunk, logits->subspan(static_cast<size_t>(row * vocab),
-                                    static_cast<size_t>(chunk.num_logit_rows * vocab)));
-      row += chunk.num_logit_rows;
-    }
+  if (sequences_.empty()) return false;
+  for (const SeqId id : std::exchange(scored_at_once_, {})) {
+    Sequence* sequence = Find(id);  // a callback may have aborted it
+    if (sequence != nullptr) Finish(*sequence, FinishReason::kLength);
   }
-  RemoveFinished();
+  const int64_t ahead = options_.async_scheduling ? 2 : 1;
+  const bool launched = PlanAndLaunch();
+  if (runner_.in_flight() == ahead || (!launched && runner_.in_flight() > 0)) Collect();
   return true;
 }
 
-// Every running sequence gets blocks for the tokens it knows, oldest first; the youngest give
-// theirs up when there are none.
-void Engine::MakeRoom() {
-  for (size_t i = 0; i < running_.size(); ++i) {
-    while (i < running_.size()) {
-      const Status reserved = backend_.Reserve(*running_[i]->handle, running_[i]->pending());
-      if (reserved.has_value()) break;
-      if (running_.size() == 1) {  // it would fit alone: the memory is lost to something else
-        EndWithError(*running_[i], reserved.error());
-        break;
-      }
-      PreemptYoungest();
-    }
-  }
-  RemoveFinished();
-}
-
-void Engine::PreemptYoungest() {
-  std::unique_ptr<Sequence> sequence = std::move(running_.back());
-  running_.pop_back();
-  backend_.Close(*sequence->handle);
-  sequence->handle.reset();
-  sequence->computed = 0;
-  ++sequence->request->output.usage.preemptions;
-  ++counters_.preemptions;
-  waiting_.push_front(std::move(sequence));
-}
-
-// First come, first served: nothing overtakes a sequence that does not fit yet, so nothing can
-// starve.
-void Engine::Admit() {
-  while (!waiting_.empty() && static_cast<int64_t>(running_.size()) < options_.max_num_seqs) {
-    Sequence& sequence = *waiting_.front();
-    if (sequence.max_new_tokens == 0 && !sequence.wants_prompt_logprobs()) {
-      Finish(sequence, FinishReason::kLength);
-      waiting_.pop_front();
-      continue;
-    }
-    // Room for the next block of output of this sequence, and for one more block of each running
-    // one.
-    const int64_t growth = std::min(sequence.remaining_tokens(), backend_.block_tokens());
-    const int64_t blocks =
-        BlocksFor(sequence.known() + growth) + static_cast<int64_t>(running_.size());
-    if (!running_.empty() &&
-        (blocks > backend_.num_free_blocks() || backend_.num_free_slots() == 0))
-      return;
-    Status admitted;
-    if (Result<ModelBackend::SequenceId> handle = backend_.Open(); handle.has_value()) {
-      sequence.handle = *handle;
-      admitted = backend_.Reserve(*handle, sequence.known());
-    } else {
-      admitted = tl::unexpected<Error>(handle.error());
-    }
-    std::unique_ptr<Sequence> owned = std::move(waiting_.front());
-    waiting_.pop_front();
-    if (admitted.has_value()) {
-      running_.push_back(std::move(owned));
-    } else {
-      EndWithError(*owned, admitted.error());
-    }
-  }
-}
-
-// Sequences that need one row first, so that a long prompt does not hold up running outputs; the
-// rest of the rows goes to prompts in order of arrival.
-std::vector<Engine::PlannedChunk> Engine::Schedule() const {
-  std::vector<PlannedChunk> plan;
-  int64_t rows = options_.max_num_batched_tokens;
-  int64_t prompt_logit_rows = options_.max_prompt_logit_rows;
-  for (const bool single_rows : {true, false}) {
-    for (const std::unique_ptr<Sequence>& sequence : running_) {
-      if (rows == 0) return plan;
-      if ((sequence->pending() == 1) != single_rows) continue;
-      PlannedChunk chunk{sequence.get(), sequence->computed, 0, 0};
-      chunk.end = chunk.begin + std::min(sequence->pending(), rows);
-      // Rows [first, prompt - 1) are wanted for prompt log-probabilities, and the last row of all
-      // to draw from.
-      const int64_t first = std::max(chunk.begin, sequence->first_prompt_logprob_row());
-      if (sequence->wants_prompt_logprobs() && first < chunk.end) {
-        chunk.end = std::min(chunk.end, first + prompt_logit_rows);
-        if (chunk.end == chunk.begin) continue;  // later steps have room
-        chunk.num_logit_rows = chunk.end - std::min(first, chunk.end);
-        prompt_logit_rows -= chunk.num_logit_rows;
-      } else if (chunk.end == sequence->known()) {
-        chunk.num_logit_rows = 1;
-      }
-      rows -= chunk.end - chunk.begin;
-      plan.push_back(chunk);
-    }
-  }
-  return plan;
-}
-
-Result<std::span<const float>> Engine::Run(const std::vector<PlannedChunk>& plan) {
+bool Engine::PlanAndLaunch() {
+  const auto start = std::chrono::steady_clock::now();
   const double now = Now();
-  std::vector<ModelBackend::Chunk> chunks;
-  for (const PlannedChunk& chunk : plan) {
-    Request& request = *chunk.sequence->request;
-    if (!request.first_row.has_value()) request.first_row = now;
-    const std::span<const int32_t> tokens = chunk.sequence->tokens;
-    chunks.push_back({*chunk.sequence->handle,
-                      tokens.subspan(static_cast<size_t>(chunk.begin),
-                                     static_cast<size_t>(chunk.end - chunk.begin)),
-                      chunk.num_logit_rows});
-  }
-  ++counters_.steps;
-  return backend_.Step(chunks);
+  scheduler_.Schedule(now, &step_);
+  for (StateCommand& command : step_.commands) commands_.push_back(std::move(command));
+  for (const SeqId id : step_.expired) Finish(*Find(id), FinishReason::kDeadline);
+  if (step_.chunks.empty()) return false;
+  Job& job = *jobs_[next_job_];
+  next_job_ = (next_job_ + 1) % jobs_.size();
+  job.launched = now;
+  Fill(job);
+  last_plan_seconds_ =
+      std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  runner_.Launch(&job);
+  return true;
 }
 
-void Engine::Commit(const PlannedChunk& chunk, std::span<const float> logits) {
-  Sequence& sequence = *chunk.sequence;
-  const int64_t repeated =
-      std::clamp<int64_t>(sequence.most_computed - chunk.begin, 0, chunk.end - chunk.begin);
-  counters_.recomputed_tokens += repeated;
-  const int64_t new_begin = chunk.begin + repeated;
-  counters_.prompt_tokens +=
-      std::max<int64_t>(0, std::min(chunk.end, sequence.prompt_tokens()) - new_begin);
-  sequence.computed = chunk.end;
-  sequence.most_computed = std::max(sequence.most_computed, chunk.end);
-
-  CommitPromptLogprobs(chunk, logits);
-  if (sequence.finished || chunk.end < sequence.known()) return;
-  if (sequence.max_new_tokens == 0) {
-    Finish(sequence, FinishReason::kLength);
-    return;
+// Turns the scheduler's decision into a plan that stays valid while the scheduler goes on.
+void Engine::Fill(Job& job) {
+  job.plan.commands.clear();
+  std::swap(job.plan.commands, commands_);
+  job.plan.chunks.clear();
+  job.draws.clear();
+  job.results.clear();
+  size_t ids = 0;
+  for (const PlannedChunk& chunk : step_.chunks) {
+    ids += static_cast<size_t>(2 * (chunk.end - chunk.begin)) + chunk.blocks.size() +
+           chunk.window_pages.size();
   }
-  Result<SampledToken> token =
-      sequence.sampler.Sample(logits.last(static_cast<size_t>(backend_.vocab_size())), scratch_);
-  if (!token.has_value()) {
-    EndWithError(sequence, token.error());
-    return;
-  }
-  CommitToken(sequence, std::move(*token));
-}
-
-void Engine::CommitPromptLogprobs(const PlannedChunk& chunk, std::span<const float> logits) {
-  Sequence& sequence = *chunk.sequence;
-  const size_t vocab = static_cast<size_t>(backend_.vocab_size());
-  const int64_t first_row = chunk.end - chunk.num_logit_rows;
-  const int64_t begin = std::max(first_row, sequence.first_prompt_logprob_row());
-  const int64_t end = std::min(chunk.end, sequence.prompt_tokens() - 1);
-  for (int64_t row = begin; row < end; ++row) {
-    const int32_t next = sequence.tokens[static_cast<size_t>(row + 1)];
-    Result<TokenLogprobs> entry =
-        RowLogprobs(logits.subspan(static_cast<size_t>(row - first_row) * vocab, vocab), next,
-                    *sequence.params().prompt_logprobs, scratch_);
-    if (!entry.has_value()) {
-      EndWithError(sequence, entry.error());
-      return;
+  job.ids.clear();
+  job.ids.reserve(ids);  // spans point into it from here on
+  const auto keep = [&job](std::span<const int32_t> values) -> std::span<const int32_t> {
+    const size_t begin = job.ids.size();
+    job.ids.insert(job.ids.end(), values.begin(), values.end());
+    return std::span<const int32_t>(job.ids).subspan(begin);
+  };
+  for (const PlannedChunk& planned : step_.chunks) {
+    Sequence& sequence = *Find(planned.id);
+    if (!sequence.request->first_row.has_value()) sequence.request->first_row = job.launched;
+    const std::span<const int32_t> tokens = scheduler_.tokens(planned.id);
+    StepChunk chunk;
+    chunk.slot = planned.slot;
+    chunk.begin = planned.begin;
+    chunk.num_rows = planned.end - planned.begin;
+    if (!planned.token_in_flight) {
+      chunk.tokens = keep(
+          tokens.subspan(static_cast<size_t>(planned.begin), static_cast<size_t>(chunk.num_rows)));
     }
-    sequence.request->output.prompt_logprobs.push_back(std::move(*entry));
+    for (size_t i = 0; i < chunk.lookback.size(); ++i) {
+      const int64_t at = planned.begin - 1 - static_cast<int64_t>(i);
+      if (at >= 0) chunk.lookback[i] = tokens[static_cast<size_t>(at)];
+    }
+    chunk.blocks = keep(planned.blocks);
+    chunk.window_pages = keep(planned.window_pages);
+    chunk.first_window_page = planned.first_window_page;
+    chunk.window_begin = planned.window_begin;
+    chunk.decoder_begin = planned.decoder_begin;
+    chunk.entries_begin = planned.entries_begin;
+    chunk.num_logit_rows = planned.num_logit_rows;
+
+    StepDraw draw;
+    draw.sequence = planned.id;
+    if (planned.samples) draw.sampler = &sequence.sampler;
+    const int64_t first_logit_row = planned.end - planned.num_logit_rows;
+    const int64_t prompt_rows_end = std::min(planned.end, sequence.prompt_tokens() - 1);
+    if (sequence.wants_prompt_logprobs() && first_logit_row < prompt_rows_end) {
+      draw.next_tokens =
+          keep(tokens.subspan(static_cast<size_t>(first_logit_row + 1),
+                              static_cast<size_t>(prompt_rows_end - first_logit_row)));
+      draw.num_top = *sequence.params().prompt_logprobs;
+    }
+    job.plan.chunks.push_back(chunk);
+    job.draws.push_back(draw);
+  }
+}
+
+void Engine::Collect() {
+  StepJob& job = *runner_.Wait();
+  const auto start = std::chrono::steady_clock::now();
+  // What failed ends before the step is committed, so that nothing of it reaches the prefix cache.
+  for (size_t i = 0; i < job.draws.size(); ++i) {
+    Sequence& sequence = *Find(job.draws[i].sequence);
+    StepOutcome& outcome = job.outcomes[i];
+    if (job.error.has_value()) outcome.error = job.error;
+    int32_t token = -1;
+    if (outcome.error.has_value()) {
+      if (!sequence.finished) EndWithError(sequence, std::move(*outcome.error));
+    } else if (outcome.token.has_value()) {
+      token = outcome.token->token_id;
+    }
+    job.results.push_back({sequence.id, token});
+  }
+  scheduler_.Commit(job.results, !job.error.has_value());
+  for (size_t i = 0; i < job.draws.size(); ++i) {
+    // A callback may have aborted it.
+    Sequence* sequence = Find(job.draws[i].sequence);
+    if (sequence != nullptr && !sequence->finished)
+      TakeIn(*sequence, job.plan.chunks[i], job.outcomes[i]);
+  }
+  for (const StepDraw& draw : job.draws) EraseIfDone(draw.sequence);
+  last_collect_seconds_ =
+      std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+void Engine::TakeIn(Sequence& sequence, const StepChunk& chunk, StepOutcome& outcome) {
+  std::vector<TokenLogprobs>& collected = sequence.request->output.prompt_logprobs;
+  int64_t row = chunk.begin + chunk.num_rows - chunk.num_logit_rows;
+  for (TokenLogprobs& entry : outcome.prompt_logprobs) {
+    // Rows that ran again after a preemption have been collected before.
+    if (row++ == static_cast<int64_t>(collected.size())) collected.push_back(std::move(entry));
+  }
+  if (outcome.token.has_value()) {
+    CommitToken(sequence, std::move(*outcome.token));
+  } else if (sequence.max_new_tokens == 0 &&
+             static_cast<int64_t>(collected.size()) == sequence.prompt_tokens() - 1) {
+    Finish(sequence, FinishReason::kLength);
   }
 }
 
@@ -339,9 +343,16 @@ void Engine::CommitToken(Sequence& sequence, SampledToken token) {
   const int32_t id = token.token_id;
   CompletionOutput& output = sequence.output();
   if (!sequence.request->first_token.has_value()) sequence.request->first_token = Now();
-  ++counters_.completion_tokens;
-  sequence.tokens.push_back(id);
-  sequence.sampler.Accept(id);
+  if (output.token_ids.empty()) {
+    const int64_t expected = std::min(sequence.max_new_tokens, kReservedOutputTokens);
+    output.token_ids.reserve(static_cast<size_t>(expected));
+    if (sequence.params().logprobs.has_value())
+      output.logprobs.reserve(static_cast<size_t>(expected));
+    output.text.reserve(static_cast<size_t>(4 * expected));
+    sequence.delta_ids.reserve(8);
+    sequence.delta_text.reserve(64);
+  }
+  ++completion_tokens_;
   output.token_ids.push_back(id);
   sequence.delta_ids.push_back(id);
   if (sequence.params().logprobs.has_value()) {
@@ -355,11 +366,11 @@ void Engine::CommitToken(Sequence& sequence, SampledToken token) {
     return;
   }
   const int64_t count = static_cast<int64_t>(output.token_ids.size());
-  sequence.delta_text += sequence.text.Push(id, count >= sequence.params().min_tokens);
+  sequence.text.Push(id, count >= sequence.params().min_tokens, &sequence.delta_text);
   if (sequence.text.stop_string().has_value()) {
     output.stop_reason = *sequence.text.stop_string();
     Finish(sequence, FinishReason::kStop);
-  } else if (sequence.remaining_tokens() == 0) {
+  } else if (count == sequence.max_new_tokens) {
     Finish(sequence, FinishReason::kLength);
   } else {
     Emit(sequence, FinishReason::kNone);
@@ -367,11 +378,13 @@ void Engine::CommitToken(Sequence& sequence, SampledToken token) {
 }
 
 void Engine::Emit(Sequence& sequence, FinishReason reason) {
-  const std::string text = std::exchange(sequence.delta_text, {});
-  const std::vector<int32_t> ids = std::exchange(sequence.delta_ids, {});
-  sequence.output().text += text;
-  if (events_.on_delta)
-    events_.on_delta(sequence.request->number, sequence.index, text, ids, reason);
+  sequence.output().text += sequence.delta_text;
+  if (events_.on_delta) {
+    events_.on_delta(sequence.request->number, sequence.index, sequence.delta_text,
+                     sequence.delta_ids, reason);
+  }
+  sequence.delta_text.clear();
+  sequence.delta_ids.clear();
 }
 
 void Engine::EndWithError(Sequence& sequence, Error error) {
@@ -380,37 +393,61 @@ void Engine::EndWithError(Sequence& sequence, Error error) {
 }
 
 void Engine::Finish(Sequence& sequence, FinishReason reason) {
-  if (sequence.handle.has_value()) backend_.Close(*std::exchange(sequence.handle, std::nullopt));
+  const std::shared_ptr<Request> request = sequence.request;
+  if (sequence.scheduled) {
+    request->output.usage.preemptions += scheduler_.preemptions(sequence.id);
+    if (sequence.index == 0)
+      request->output.usage.cached_tokens = scheduler_.cached_tokens(sequence.id);
+    if (reason != FinishReason::kDeadline) scheduler_.End(sequence.id);
+  }
   sequence.finished = true;
   sequence.output().finish_reason = reason;
   sequence.delta_text += sequence.text.Finish();
   Emit(sequence, reason);
+  EraseIfDone(sequence.id);
 
-  Request& request = *sequence.request;
-  if (--request.unfinished > 0) return;
+  if (--request->unfinished > 0) return;
   const double now = Now();
-  for (const CompletionOutput& output : request.output.outputs) {
-    request.output.usage.completion_tokens += static_cast<int64_t>(output.token_ids.size());
+  for (const CompletionOutput& output : request->output.outputs) {
+    request->output.usage.completion_tokens += static_cast<int64_t>(output.token_ids.size());
   }
-  request.output.timings.queue_seconds = request.first_row.value_or(now) - request.submitted;
-  request.output.timings.first_token_seconds =
-      request.first_token.value_or(now) - request.submitted;
-  request.output.timings.total_seconds = now - request.submitted;
-  if (events_.on_finished) events_.on_finished(request.number, std::move(request.output));
+  request->output.timings.queue_seconds = request->first_row.value_or(now) - request->submitted;
+  request->output.timings.first_token_seconds =
+      request->first_token.value_or(now) - request->submitted;
+  request->output.timings.total_seconds = now - request->submitted;
+  if (events_.on_finished) events_.on_finished(request->number, std::move(request->output));
 }
 
-void Engine::RemoveFinished() {
-  std::erase_if(running_,
-                [](const std::unique_ptr<Sequence>& sequence) { return sequence->finished; });
+// A finished sequence is needed as long as a step with its rows, its sampler and its prompt runs.
+void Engine::EraseIfDone(SeqId id) {
+  const Sequence* sequence = Find(id);
+  if (sequence == nullptr || !sequence->finished) return;
+  if (!sequence->scheduled || !scheduler_.InFlight(id)) sequences_.erase(id);
+}
+
+bool Engine::Abort(int64_t request) {
+  std::vector<SeqId> ids;
+  for (const auto& [id, sequence] : sequences_) {
+    if (sequence->request->number == request && !sequence->finished) ids.push_back(id);
+  }
+  AbortAll(ids);
+  return !ids.empty();
 }
 
 void Engine::Abort() {
-  for (const std::unique_ptr<Sequence>& sequence : running_)
-    Finish(*sequence, FinishReason::kAbort);
-  for (const std::unique_ptr<Sequence>& sequence : waiting_)
-    Finish(*sequence, FinishReason::kAbort);
-  running_.clear();
-  waiting_.clear();
+  std::vector<SeqId> ids;
+  for (const auto& [id, sequence] : sequences_) {
+    if (!sequence->finished) ids.push_back(id);
+  }
+  AbortAll(ids);
+}
+
+void Engine::AbortAll(std::vector<SeqId>& ids) {
+  std::sort(ids.begin(), ids.end());
+  for (const SeqId id : ids) {
+    Sequence* sequence = Find(id);  // a callback may have aborted it
+    if (sequence != nullptr && !sequence->finished) Finish(*sequence, FinishReason::kAbort);
+  }
 }
 
 }  // namespace deepinfer

@@ -1,45 +1,39 @@
-// The step loop: joins requests, cache memory, the model, the sampler and the text of completions.
+// The step loop: joins requests, the scheduler, the model, the sampler and the text of completions.
 // Each completion of a request is one sequence. Called by LLM (engine/llm.cc) on one thread; not
-// for parsing, tokenising prompts or files.
+// for parsing, tokenising prompts or files, nor for deciding who runs (sched/scheduler.h).
 //
-// Life of a sequence:
-//
-//   waiting --Admit--> running --Commit--> finished
-//      ^                  |
-//      +----- MakeRoom ---+   (preempted: cache memory given back, output kept, recomputed later
-//      with the same result)
-//
-// Invariants: waiting and running sequences are ordered by arrival, and every running one arrived
-// before every waiting one that was never admitted. Running sequences own a slot of the backend and
-// blocks for every token they know. A request is accepted only if it fits the whole pool by itself,
-// so the oldest sequence can always go on.
+// A step goes through Plan > Launch > (run and draw, on the runner's thread) > Collect > Emit. With
+// asynchronous scheduling the next step is planned and launched before the results of the last one
+// are collected, so planning, stop rules, text and callbacks overlap with the model; the ends of
+// sequences are then seen one step late, and what such a sequence ran in between is ignored.
 #pragma once
 
+#include <array>
 #include <cstdint>
-#include <deque>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <span>
 #include <string>
+#include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "base/error.h"
 #include "deepinfer/request_output.h"
 #include "deepinfer/sampling_params.h"
-#include "engine/completion_text.h"
 #include "engine/model_backend.h"
-#include "sample/sampler.h"
+#include "engine/step_runner.h"
+#include "sched/scheduler.h"
+#include "state/prefix_cache.h"
 #include "text/tokenizer.h"
 
 namespace deepinfer {
 
 struct EngineOptions {
-  int64_t max_model_len = 0;             // prompt + output of a sequence; at least 1
-  int64_t max_num_seqs = 64;             // sequences in one step
-  int64_t max_num_batched_tokens = 512;  // rows in one step; at least max_num_seqs
-  // Rows of one step whose logits may be asked for beyond one per sequence (prompt
-  // log-probabilities); each takes vocab_size floats of memory.
-  int64_t max_prompt_logit_rows = 256;
+  int64_t max_model_len = 0;      // prompt + output of a sequence; at least 1
+  SchedulerOptions scheduler;     // who runs, chunks, prefix cache, replay, preemption
+  bool async_scheduling = true;   // one step ahead
   std::vector<int32_t> end_ids;   // tokens that end a completion unless ignore_eos
   std::function<double()> clock;  // seconds, never decreasing; empty: the system's steady clock
 };
@@ -50,6 +44,10 @@ struct EngineRequest {
   SamplingParams params;                        // params.seq_seed is ignored
   std::vector<std::vector<int32_t>> bad_words;  // all of them as tokens
   uint64_t seed = 0;
+  std::string user_id;
+  int32_t priority = 0;
+  double timeout_seconds = std::numeric_limits<double>::infinity();
+  std::string cache_salt;
 };
 
 struct EngineEvents {
@@ -65,6 +63,7 @@ struct EngineEvents {
 struct EngineCounters {
   int64_t steps = 0;
   int64_t prompt_tokens = 0;      // prompt rows run for the first time
+  int64_t cached_tokens = 0;      // prompt tokens that were in the prefix cache
   int64_t completion_tokens = 0;  // tokens sampled
   int64_t recomputed_tokens = 0;  // rows run again after a preemption
   int64_t preemptions = 0;
@@ -72,13 +71,23 @@ struct EngineCounters {
 
 class Engine {
  public:
-  // `backend` and `tokenizer` must outlive the engine.
+  // `backend` and `tokenizer` must outlive the engine. One engine uses a backend at a time.
   Engine(ModelBackend& backend, const Tokenizer& tokenizer, EngineOptions options,
          EngineEvents events);
   ~Engine();
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
+  // For what ends or is drawn from now on.
+  void set_events(EngineEvents events) {
+    events_ = std::move(events);
+  }
+  int64_t vocab_size() const {
+    return backend_.vocab_size();
+  }
+  int64_t max_num_seqs() const {
+    return options_.scheduler.max_num_seqs;
+  }
   // The largest prompt + output of a sequence: max_model_len, or what the whole cache holds if that
   // is less.
   int64_t max_sequence_tokens() const {
@@ -90,61 +99,77 @@ class Engine {
   // does not fit.
   Result<int64_t> Submit(EngineRequest request);
 
-  // Runs one step. False, without doing anything, when no request is left.
+  // Plans and launches a step, and takes in the results of the oldest one when enough are in
+  // flight. False, without doing anything, when no request is left.
   bool Step();
 
-  // Ends every request with FinishReason::kAbort; output so far is reported.
+  // Ends one request with FinishReason::kAbort; output so far is reported. False if there is no
+  // such request (any more).
+  bool Abort(int64_t request);
+  // Ends all of them.
   void Abort();
 
-  int64_t num_waiting() const {
-    return static_cast<int64_t>(waiting_.size());
+  int64_t num_waiting() const;
+  int64_t num_running() const;
+  EngineCounters counters() const;
+  const PrefixCacheCounters& prefix_cache_counters() const {
+    return prefix_cache_.counters();
   }
-  int64_t num_running() const {
-    return static_cast<int64_t>(running_.size());
+  // Host time of the last step outside the model: planning, and taking in results. Seconds.
+  double last_plan_seconds() const {
+    return last_plan_seconds_;
   }
-  const EngineCounters& counters() const {
-    return counters_;
+  double last_collect_seconds() const {
+    return last_collect_seconds_;
+  }
+  // Empty, or what is wrong with the invariants of scheduler, pools and prefix cache.
+  std::string FindViolation() const {
+    return scheduler_.FindViolation();
   }
 
  private:
   struct Request;
   struct Sequence;
-  // One sequence's part of a step.
-  struct PlannedChunk {
-    Sequence* sequence = nullptr;
-    int64_t begin = 0;  // tokens [begin, end) of prompt + output
-    int64_t end = 0;
-    int64_t num_logit_rows = 0;
-  };
+  struct Job;
 
   Status CheckRequest(const EngineRequest& request) const;
-  void MakeRoom();
-  void Admit();
-  std::vector<PlannedChunk> Schedule() const;
-  Result<std::span<const float>> Run(const std::vector<PlannedChunk>& plan);
-  // Takes in one chunk's logits: prompt log-probabilities and, if all known tokens have run, the
-  // next token.
-  void Commit(const PlannedChunk& chunk, std::span<const float> logits);
-  void CommitPromptLogprobs(const PlannedChunk& chunk, std::span<const float> logits);
+  // True if rows were launched.
+  bool PlanAndLaunch();
+  void Fill(Job& job);
+  void Collect();
+  void TakeIn(Sequence& sequence, const StepChunk& chunk, StepOutcome& outcome);
   void CommitToken(Sequence& sequence, SampledToken token);
   void Finish(Sequence& sequence, FinishReason reason);
   void EndWithError(Sequence& sequence, Error error);
   void Emit(Sequence& sequence, FinishReason reason);
-  void PreemptYoungest();
-  void RemoveFinished();
-  int64_t BlocksFor(int64_t tokens) const;
+  Sequence* Find(SeqId id);
+  void EraseIfDone(SeqId id);
+  // In order of arrival.
+  void AbortAll(std::vector<SeqId>& ids);
   double Now() const;
 
   ModelBackend& backend_;
   const Tokenizer& tokenizer_;
   EngineOptions options_;
   EngineEvents events_;
+  StatePools pools_;
+  PrefixCache prefix_cache_;
+  Scheduler scheduler_;
   int64_t max_sequence_tokens_ = 0;
   int64_t next_request_ = 0;
-  std::deque<std::unique_ptr<Sequence>> waiting_;   // by arrival
-  std::vector<std::unique_ptr<Sequence>> running_;  // by arrival
-  SamplerScratch scratch_;
-  EngineCounters counters_;
+  SeqId next_sequence_ = 0;
+  std::unordered_map<SeqId, std::unique_ptr<Sequence>> sequences_;  // living, or in flight
+  std::vector<SeqId> scored_at_once_;  // ask for nothing: they end with the next step
+  SchedulerStep step_;
+  // Byte moves that were decided in a step without rows; the next step carries them out.
+  std::vector<StateCommand> commands_;
+  // In flight at most two; the third can be filled meanwhile.
+  std::array<std::unique_ptr<Job>, 3> jobs_;
+  size_t next_job_ = 0;
+  int64_t completion_tokens_ = 0;
+  double last_plan_seconds_ = 0;
+  double last_collect_seconds_ = 0;
+  StepRunner runner_;  // last: its thread must end before the rest
 };
 
 }  // namespace deepinfer

@@ -26,10 +26,10 @@ const Tokenizer& TestTokenizer() {
 
 EngineOptions SmallOptions() {
   EngineOptions options;
-  options.max_model_len = 200;
-  options.max_num_seqs = 8;
-  options.max_num_batched_tokens = 32;
-  options.max_prompt_logit_rows = 8;
+  options.max_model_len = 600;
+  options.scheduler.max_num_seqs = 8;
+  options.scheduler.max_num_batched_tokens = 96;
+  options.scheduler.max_prompt_logit_rows = 24;
   options.end_ids = {1, 0};
   return options;
 }
@@ -103,7 +103,7 @@ std::vector<EngineRequest> MixedRequests(int count) {
   std::mt19937 rng(17);
   std::vector<EngineRequest> requests;
   for (int i = 0; i < count; ++i) {
-    std::vector<int32_t> prompt(1 + rng() % 90);
+    std::vector<int32_t> prompt(1 + rng() % 250);
     for (int32_t& id : prompt) id = static_cast<int32_t>(rng() % kVocab);
     EngineRequest request = Ask(prompt, 1 + static_cast<int64_t>(rng() % 60), rng());
     if (i % 3 == 0) request.params.temperature = 0;
@@ -117,8 +117,11 @@ std::vector<EngineRequest> MixedRequests(int count) {
 }
 
 RequestOutput Alone(EngineRequest request) {
-  FakeBackend backend(kVocab, 8, 100, 8);
-  EngineRun run(backend, SmallOptions());
+  FakeBackend backend(kVocab, 30, 30, 8);
+  EngineOptions options = SmallOptions();
+  options.async_scheduling = false;
+  options.scheduler.prefix_caching = false;
+  EngineRun run(backend, options);
   EXPECT_TRUE(run.engine->Submit(std::move(request)).has_value());
   return run.Finish().outputs.at(0);
 }
@@ -145,50 +148,66 @@ void ExpectSame(const RequestOutput& a, const RequestOutput& b) {
 
 TEST(Engine, ARequestsOutputDoesNotDependOnItsNeighbours) {
   const std::vector<EngineRequest> requests = MixedRequests(40);
-  FakeBackend backend(kVocab, 8, 400, 8);
-  EngineRun run(backend, SmallOptions());
-  for (const EngineRequest& request : requests)
-    ASSERT_TRUE(run.engine->Submit(request).has_value());
-  const Outcome outcome = run.Finish();
-  ASSERT_EQ(outcome.outputs.size(), requests.size());
-  for (size_t i = 0; i < requests.size(); ++i) {
-    ExpectSame(outcome.outputs.at(static_cast<int64_t>(i)), Alone(requests[i]));
+  for (const bool async : {false, true}) {
+    FakeBackend backend(kVocab, 60, 60, 8);
+    EngineOptions options = SmallOptions();
+    options.async_scheduling = async;
+    EngineRun run(backend, options);
+    for (const EngineRequest& request : requests)
+      ASSERT_TRUE(run.engine->Submit(request).has_value());
+    const Outcome outcome = run.Finish();
+    ASSERT_EQ(outcome.outputs.size(), requests.size());
+    for (size_t i = 0; i < requests.size(); ++i) {
+      ExpectSame(outcome.outputs.at(static_cast<int64_t>(i)), Alone(requests[i]));
+    }
+    EXPECT_LE(backend.max_rows_seen(), 96);
+    EXPECT_EQ(backend.max_sequences_seen(), 8);
+    EXPECT_LE(backend.max_logit_rows_seen(), 24 + 8);
   }
-  EXPECT_LE(backend.max_rows_seen(), 32);
-  EXPECT_EQ(backend.max_sequences_seen(), 8);
-  EXPECT_LE(backend.max_logit_rows_seen(), 8 + 8);
 }
 
 TEST(Engine, PreemptedSequencesResumeWithTheSameTokens) {
   const std::vector<EngineRequest> requests = MixedRequests(30);
-  FakeBackend backend(kVocab, 8, 25, 8);  // exactly one sequence of full length
-  EngineRun run(backend, SmallOptions());
-  for (const EngineRequest& request : requests)
-    ASSERT_TRUE(run.engine->Submit(request).has_value());
-  const Outcome outcome = run.Finish();
-  EXPECT_GT(outcome.counters.preemptions, 0);
-  EXPECT_GT(outcome.counters.recomputed_tokens, 0);
-  int64_t prompt_tokens = 0;
-  for (size_t i = 0; i < requests.size(); ++i) {
-    ExpectSame(outcome.outputs.at(static_cast<int64_t>(i)), Alone(requests[i]));
-    prompt_tokens += static_cast<int64_t>(requests[i].prompt.size()) * requests[i].params.n;
+  for (const bool async : {false, true}) {
+    for (const PreemptionMode mode : {PreemptionMode::kRecompute, PreemptionMode::kSave}) {
+      FakeBackend backend(kVocab, 5, 8, 8);  // exactly one sequence of full length
+      EngineOptions options = SmallOptions();
+      options.async_scheduling = async;
+      options.scheduler.preemption = mode;
+      options.scheduler.prefix_caching = false;
+      EngineRun run(backend, options);
+      for (const EngineRequest& request : requests)
+        ASSERT_TRUE(run.engine->Submit(request).has_value());
+      const Outcome outcome = run.Finish();
+      EXPECT_GT(outcome.counters.preemptions, 0);
+      if (mode == PreemptionMode::kRecompute) {
+        EXPECT_GT(outcome.counters.recomputed_tokens, 0);
+      } else {
+        EXPECT_EQ(outcome.counters.recomputed_tokens, 0);
+      }
+      int64_t prompt_tokens = 0;
+      for (size_t i = 0; i < requests.size(); ++i) {
+        ExpectSame(outcome.outputs.at(static_cast<int64_t>(i)), Alone(requests[i]));
+        prompt_tokens += static_cast<int64_t>(requests[i].prompt.size()) * requests[i].params.n;
+      }
+      EXPECT_EQ(outcome.counters.prompt_tokens, prompt_tokens);
+    }
   }
-  EXPECT_EQ(outcome.counters.prompt_tokens, prompt_tokens);
 }
 
 TEST(Engine, EverySplitOfThePromptGivesTheSameOutput) {
-  std::vector<int32_t> prompt(60);
+  std::vector<int32_t> prompt(200);
   for (size_t i = 0; i < prompt.size(); ++i) prompt[i] = static_cast<int32_t>(i * 7 % kVocab);
   EngineRequest request = Ask(prompt, 10);
   request.params.prompt_logprobs = 3;
   const RequestOutput expected = Alone(request);
-  EXPECT_EQ(expected.prompt_logprobs.size(), 59u);
+  EXPECT_EQ(expected.prompt_logprobs.size(), 199u);
   for (int64_t rows = 1; rows <= 64; rows += 3) {
     EngineOptions options = SmallOptions();
-    options.max_num_seqs = 1;
-    options.max_num_batched_tokens = rows;
-    options.max_prompt_logit_rows = 1 + rows % 5;
-    FakeBackend backend(kVocab, 8, 100, 1);
+    options.scheduler.max_num_seqs = 1;
+    options.scheduler.max_num_batched_tokens = rows;
+    options.scheduler.max_prompt_logit_rows = 1 + rows % 5;
+    FakeBackend backend(kVocab, 30, 30, 1);
     EngineRun run(backend, options);
     ASSERT_TRUE(run.engine->Submit(request).has_value());
     ExpectSame(run.Finish().outputs.at(0), expected);
@@ -214,7 +233,7 @@ TEST(Engine, CompletionsOfOneRequestDifferAndRepeat) {
 TEST(Engine, ManyCompletionsRunInWaves) {
   EngineRequest request = Ask({5, 6}, 8);
   request.params.n = 512;
-  FakeBackend backend(kVocab, 8, 26, 4);
+  FakeBackend backend(kVocab, 8, 10, 4);
   EngineRun run(backend, SmallOptions());
   ASSERT_TRUE(run.engine->Submit(request).has_value());
   const Outcome outcome = run.Finish();
@@ -231,7 +250,7 @@ void Script(FakeBackend& backend, int64_t prompt_tokens, std::vector<int32_t> sc
 }
 
 RequestOutput RunScript(const std::vector<int32_t>& script, EngineRequest request) {
-  FakeBackend backend(kVocab, 8, 100, 8);
+  FakeBackend backend(kVocab, 30, 30, 8);
   Script(backend, static_cast<int64_t>(request.prompt.size()), script);
   EngineRun run(backend, SmallOptions());
   EXPECT_TRUE(run.engine->Submit(std::move(request)).has_value());
@@ -301,27 +320,27 @@ TEST(Engine, OutputHasExactlyMaxTokensTokens) {
 }
 
 TEST(Engine, TheContextLimitIsUsedToTheLastToken) {
-  for (const int64_t prompt_tokens : {1, 150, 198, 199}) {
+  for (const int64_t prompt_tokens : {1, 450, 598, 599}) {
     EngineRequest request = Ask(std::vector<int32_t>(static_cast<size_t>(prompt_tokens), 7), 0);
     request.params.max_tokens.reset();
     const RequestOutput output = Alone(request);
-    EXPECT_EQ(output.usage.completion_tokens, 200 - prompt_tokens);
+    EXPECT_EQ(output.usage.completion_tokens, 600 - prompt_tokens);
     EXPECT_EQ(output.outputs[0].finish_reason, FinishReason::kLength);
   }
 }
 
 TEST(Engine, ZeroMaxTokensScoresThePrompt) {
-  EngineRequest request = Ask(std::vector<int32_t>(200, 7), 0);
+  EngineRequest request = Ask(std::vector<int32_t>(600, 7), 0);
   request.params.prompt_logprobs = 0;
   request.params.n = 2;
   const RequestOutput output = Alone(request);
-  EXPECT_EQ(output.prompt_logprobs.size(), 199u);
+  EXPECT_EQ(output.prompt_logprobs.size(), 599u);
   EXPECT_EQ(output.usage.completion_tokens, 0);
   EXPECT_EQ(output.outputs[1].finish_reason, FinishReason::kLength);
 }
 
 TEST(Engine, ImpossibleRequestsAreRefusedWithASentenceAndNothingIsQueued) {
-  FakeBackend backend(kVocab, 8, 10, 8);
+  FakeBackend backend(kVocab, 1, 3, 8);
   EngineRun run(backend, SmallOptions());
   const auto message = [&](EngineRequest request) {
     const Result<int64_t> number = run.engine->Submit(std::move(request));
@@ -334,8 +353,8 @@ TEST(Engine, ImpossibleRequestsAreRefusedWithASentenceAndNothingIsQueued) {
       HasSubstr(
           "prompt_token_ids[1]: prompt token 1 is -1; token ids of this model are 0 ... 511."));
   EXPECT_THAT(message(Ask({512}, 1)), HasSubstr("512"));
-  EXPECT_THAT(message(Ask(std::vector<int32_t>(80, 3), 1)),
-              HasSubstr("has 80 tokens, but the cache memory holds 80 tokens"));
+  EXPECT_THAT(message(Ask(std::vector<int32_t>(128, 3), 1)),
+              HasSubstr("has 128 tokens, but the cache memory holds 128 tokens"));
   EngineRequest bad = Ask({3}, 1);
   bad.params.temperature = std::numeric_limits<double>::quiet_NaN();
   bad.params.stop_token_ids = {512};
@@ -345,7 +364,7 @@ TEST(Engine, ImpossibleRequestsAreRefusedWithASentenceAndNothingIsQueued) {
 }
 
 TEST(Engine, ARowThatCannotBeSampledEndsItsCompletionOnly) {
-  FakeBackend backend(kVocab, 8, 100, 8);
+  FakeBackend backend(kVocab, 30, 30, 8);
   backend.set_shape([](std::span<const int32_t> tokens, std::span<float> row) {
     if (tokens[0] == 11 && tokens.size() == 3) row[5] = std::numeric_limits<float>::quiet_NaN();
     if (tokens[0] == 12 && tokens.size() == 2) std::fill(row.begin(), row.end(), -kInf);
@@ -365,7 +384,7 @@ TEST(Engine, ARowThatCannotBeSampledEndsItsCompletionOnly) {
 }
 
 TEST(Engine, AFailedStepEndsTheRequestsInItAndTheOthersGoOn) {
-  FakeBackend backend(kVocab, 8, 100, 2);
+  FakeBackend backend(kVocab, 30, 30, 2);
   backend.set_failing_step(1);
   EngineRun run(backend, SmallOptions());
   for (int i = 0; i < 4; ++i) ASSERT_TRUE(run.engine->Submit(Ask({10 + i}, 6)).has_value());
@@ -377,8 +396,10 @@ TEST(Engine, AFailedStepEndsTheRequestsInItAndTheOthersGoOn) {
 }
 
 TEST(Engine, AbortReportsTheOutputSoFar) {
-  FakeBackend backend(kVocab, 8, 100, 1);
-  EngineRun run(backend, SmallOptions());
+  FakeBackend backend(kVocab, 30, 30, 1);
+  EngineOptions options = SmallOptions();
+  options.async_scheduling = false;
+  EngineRun run(backend, options);
   ASSERT_TRUE(run.engine->Submit(Ask({10}, 50)).has_value());
   ASSERT_TRUE(run.engine->Submit(Ask({11}, 50)).has_value());
   for (int i = 0; i < 5; ++i) run.engine->Step();
@@ -387,37 +408,233 @@ TEST(Engine, AbortReportsTheOutputSoFar) {
   EXPECT_EQ(outcome.outputs.at(0).outputs[0].finish_reason, FinishReason::kAbort);
   EXPECT_EQ(outcome.outputs.at(0).outputs[0].token_ids.size(), 5u);
   EXPECT_EQ(outcome.outputs.at(1).outputs[0].token_ids.size(), 0u);
-  EXPECT_EQ(backend.num_free_slots(), 1);
+  EXPECT_EQ(run.engine->FindViolation(), "");
+  EXPECT_FALSE(run.engine->Step());
 }
 
 TEST(Engine, TimingsComeFromTheClock) {
-  FakeBackend backend(kVocab, 8, 100, 8);
+  FakeBackend backend(kVocab, 30, 30, 8);
   double now = 100;
   EngineOptions options = SmallOptions();
   options.clock = [&now] { return now; };
+  options.async_scheduling = false;
   EngineRun run(backend, options);
-  ASSERT_TRUE(run.engine->Submit(Ask(std::vector<int32_t>(40, 5), 3)).has_value());
+  ASSERT_TRUE(run.engine->Submit(Ask(std::vector<int32_t>(100, 5), 3)).has_value());
   now = 102;
   do {
     now += 0.5;
   } while (run.engine->Step());
   const Timings timings = run.Finish().outputs.at(0).timings;
   EXPECT_EQ(timings.queue_seconds, 2.5);
-  EXPECT_EQ(timings.first_token_seconds, 3.0);  // two steps of at most 32 rows
+  EXPECT_EQ(timings.first_token_seconds, 3.0);  // two steps of at most 96 rows
   EXPECT_EQ(timings.total_seconds, 4.0);
 }
 
 TEST(Engine, ALongPromptDoesNotHoldUpRunningOutputs) {
-  FakeBackend backend(kVocab, 8, 100, 8);
-  EngineRun run(backend, SmallOptions());
+  FakeBackend backend(kVocab, 30, 30, 8);
+  EngineOptions options = SmallOptions();
+  options.async_scheduling = false;
+  EngineRun run(backend, options);
   ASSERT_TRUE(run.engine->Submit(Ask({10}, 20)).has_value());
   run.engine->Step();
-  ASSERT_TRUE(run.engine->Submit(Ask(std::vector<int32_t>(190, 5), 1)).has_value());
+  ASSERT_TRUE(run.engine->Submit(Ask(std::vector<int32_t>(560, 5), 1)).has_value());
   const int64_t before = run.engine->counters().completion_tokens;
   for (int i = 0; i < 5; ++i) run.engine->Step();
   EXPECT_EQ(run.engine->counters().completion_tokens - before, 5);
-  EXPECT_EQ(backend.max_rows_seen(), 32);
+  EXPECT_EQ(backend.max_rows_seen(), 96);
   run.Finish();
+}
+
+// ---- Prefix cache
+// ----------------------------------------------------------------------------------
+
+TEST(Engine, ARepeatedPromptIsTakenFromTheCacheUpToItsLastTokens) {
+  std::vector<int32_t> prompt(300);
+  for (size_t i = 0; i < prompt.size(); ++i) prompt[i] = static_cast<int32_t>(i * 11 % kVocab);
+  FakeBackend backend(kVocab, 30, 30, 8);
+  EngineRun run(backend, SmallOptions());
+  for (int i = 0; i < 10; ++i) {
+    ASSERT_TRUE(run.engine->Submit(Ask(prompt, 5, 3)).has_value());
+    while (run.engine->Step()) {
+    }
+    ASSERT_TRUE(run.engine->Submit(Ask({static_cast<int32_t>(i), 1, 2}, 5)).has_value());
+    while (run.engine->Step()) {
+    }
+  }
+  const Outcome outcome = run.Finish();
+  const RequestOutput alone = Alone(Ask(prompt, 5, 3));
+  for (int64_t i = 0; i < 20; i += 2) {
+    ExpectSame(outcome.outputs.at(i), alone);
+    EXPECT_EQ(outcome.outputs.at(i).usage.cached_tokens, i == 0 ? 0 : 298);
+  }
+}
+
+TEST(Engine, PromptLogprobsOfACachedPromptAreThoseOfAColdOne) {
+  const std::vector<int32_t> prompt(300, 9);
+  EngineRequest scored = Ask(prompt, 4);
+  scored.params.prompt_logprobs = 2;
+  FakeBackend backend(kVocab, 30, 30, 8);
+  EngineRun run(backend, SmallOptions());
+  for (int i = 0; i < 2; ++i) {
+    ASSERT_TRUE(run.engine->Submit(Ask(prompt, 4)).has_value());
+    ASSERT_TRUE(run.engine->Submit(scored).has_value());
+    while (run.engine->Step()) {
+    }
+  }
+  const Outcome outcome = run.Finish();
+  for (const int64_t request : {1, 3}) {
+    ExpectSame(outcome.outputs.at(request), Alone(scored));
+    EXPECT_EQ(outcome.outputs.at(request).usage.cached_tokens, 0);
+  }
+}
+
+TEST(Engine, SaltsKeepPrefixesApart) {
+  const std::vector<int32_t> prompt(300, 9);
+  FakeBackend backend(kVocab, 30, 30, 8);
+  EngineRun run(backend, SmallOptions());
+  for (const char* salt : {"a", "b", "a"}) {
+    EngineRequest request = Ask(prompt, 2);
+    request.cache_salt = salt;
+    ASSERT_TRUE(run.engine->Submit(request).has_value());
+    while (run.engine->Step()) {
+    }
+  }
+  const Outcome outcome = run.Finish();
+  EXPECT_EQ(outcome.outputs.at(0).usage.cached_tokens, 0);
+  EXPECT_EQ(outcome.outputs.at(1).usage.cached_tokens, 0);
+  EXPECT_EQ(outcome.outputs.at(2).usage.cached_tokens, 298);
+}
+
+TEST(Engine, FurtherCompletionsRunOnlyTheEndOfThePrompt) {
+  EngineRequest request = Ask(std::vector<int32_t>(400, 3), 3);
+  request.params.n = 8;
+  FakeBackend backend(kVocab, 40, 40, 8);
+  EngineRun run(backend, SmallOptions());
+  ASSERT_TRUE(run.engine->Submit(request).has_value());
+  const Outcome outcome = run.Finish();
+  ExpectSame(outcome.outputs.at(0), Alone(request));
+  EXPECT_LE(backend.rows(), 400 + 7 * 2 + 8 * 3);
+}
+
+// ---- Running ahead
+// ---------------------------------------------------------------------------------
+
+TEST(Engine, TheNextStepIsLaunchedBeforeTheLastOnesTokensAreKnown) {
+  FakeBackend backend(kVocab, 30, 30, 8);
+  EngineRun run(backend, SmallOptions());
+  ASSERT_TRUE(run.engine->Submit(Ask({10}, 8)).has_value());
+  run.engine->Step();
+  EXPECT_EQ(run.engine->counters().steps, 1);
+  EXPECT_EQ(run.engine->counters().completion_tokens, 0);
+  run.engine->Step();
+  EXPECT_EQ(run.engine->counters().steps, 2);
+  EXPECT_EQ(run.engine->counters().completion_tokens, 1);
+  const Outcome outcome = run.Finish();
+  ExpectSame(outcome.outputs.at(0), Alone(Ask({10}, 8)));
+  EXPECT_EQ(backend.rows(), 8);  // the length was known: no row too many
+}
+
+TEST(Engine, AnEndTokenSeenLateCostsOneRowAndChangesNothing) {
+  EngineRequest request = Ask({9}, 50);
+  request.params.ignore_eos = false;
+  FakeBackend backend(kVocab, 30, 30, 8);
+  Script(backend, 1, {300, 301, 1});
+  EngineRun run(backend, SmallOptions());
+  ASSERT_TRUE(run.engine->Submit(request).has_value());
+  const Outcome outcome = run.Finish();
+  EXPECT_EQ(outcome.outputs.at(0).outputs[0].token_ids, (std::vector<int32_t>{300, 301, 1}));
+  EXPECT_EQ(backend.rows(), 3 + 1);
+}
+
+TEST(Engine, AbortsAtAnyTimeLeaveTheOthersAlone) {
+  const std::vector<EngineRequest> requests = MixedRequests(24);
+  std::vector<RequestOutput> alone;
+  for (const EngineRequest& request : requests) alone.push_back(Alone(request));
+  for (uint32_t seed = 0; seed < 12; ++seed) {
+    std::mt19937 rng(seed);
+    FakeBackend backend(kVocab, 12, 16, 6);
+    EngineOptions options = SmallOptions();
+    options.scheduler.preemption =
+        seed % 2 == 0 ? PreemptionMode::kRecompute : PreemptionMode::kSave;
+    EngineRun run(backend, options);
+    for (const EngineRequest& request : requests)
+      ASSERT_TRUE(run.engine->Submit(request).has_value());
+    std::set<int64_t> aborted;
+    for (int i = 0; i < 40 && run.engine->Step(); ++i) {
+      if (rng() % 4 != 0) continue;
+      const auto victim = static_cast<int64_t>(rng() % requests.size());
+      if (run.engine->Abort(victim)) aborted.insert(victim);
+      ASSERT_EQ(run.engine->FindViolation(), "");
+    }
+    const Outcome outcome = run.Finish();
+    EXPECT_EQ(run.engine->FindViolation(), "");
+    ASSERT_EQ(outcome.outputs.size(), requests.size());
+    for (size_t i = 0; i < requests.size(); ++i) {
+      const RequestOutput& output = outcome.outputs.at(static_cast<int64_t>(i));
+      if (aborted.count(static_cast<int64_t>(i)) == 0) {
+        ExpectSame(output, alone[i]);
+        continue;
+      }
+      for (size_t c = 0; c < output.outputs.size(); ++c) {
+        const std::vector<int32_t>& got = output.outputs[c].token_ids;
+        const std::vector<int32_t>& all = alone[i].outputs[c].token_ids;
+        ASSERT_LE(got.size(), all.size());
+        EXPECT_TRUE(std::equal(got.begin(), got.end(), all.begin()));
+      }
+    }
+  }
+}
+
+TEST(Engine, RequestsPastTheirDeadlineEndWithWhatTheyHave) {
+  double now = 0;
+  EngineOptions options = SmallOptions();
+  options.clock = [&now] { return now; };
+  options.scheduler.max_num_seqs = 1;
+  FakeBackend backend(kVocab, 30, 30, 8);
+  EngineRun run(backend, options);
+  EngineRequest running = Ask({10}, 100);
+  running.timeout_seconds = 10;
+  EngineRequest waiting = Ask({11}, 5);
+  waiting.timeout_seconds = 4;
+  ASSERT_TRUE(run.engine->Submit(running).has_value());
+  ASSERT_TRUE(run.engine->Submit(waiting).has_value());
+  ASSERT_TRUE(run.engine->Submit(Ask({12}, 5)).has_value());
+  while (run.engine->Step()) now += 1;
+  const Outcome outcome = run.Finish();
+  EXPECT_EQ(outcome.outputs.at(0).outputs[0].finish_reason, FinishReason::kDeadline);
+  EXPECT_GE(outcome.outputs.at(0).outputs[0].token_ids.size(), 8u);
+  EXPECT_LE(outcome.outputs.at(0).outputs[0].token_ids.size(), 11u);
+  EXPECT_EQ(outcome.outputs.at(1).outputs[0].finish_reason, FinishReason::kDeadline);
+  EXPECT_TRUE(outcome.outputs.at(1).outputs[0].token_ids.empty());
+  EXPECT_EQ(outcome.outputs.at(2).outputs[0].finish_reason, FinishReason::kLength);
+}
+
+TEST(Engine, CallbacksMayAbortAndSubmit) {
+  FakeBackend backend(kVocab, 30, 30, 8);
+  EngineOptions options = SmallOptions();
+  std::unique_ptr<Engine> engine;
+  std::map<int64_t, FinishReason> ended;
+  EngineEvents events;
+  events.on_delta = [&](int64_t request, int64_t, std::string_view, std::span<const int32_t>,
+                        FinishReason reason) {
+    if (request == 0 && reason == FinishReason::kNone) {
+      engine->Abort(1);
+      engine->Abort(0);
+      EXPECT_TRUE(engine->Submit(Ask({20}, 3)).has_value());
+    }
+  };
+  events.on_finished = [&](int64_t request, RequestOutput output) {
+    ended[request] = output.outputs[0].finish_reason;
+  };
+  engine = std::make_unique<Engine>(backend, TestTokenizer(), options, events);
+  ASSERT_TRUE(engine->Submit(Ask({10}, 9)).has_value());
+  ASSERT_TRUE(engine->Submit(Ask({11}, 9)).has_value());
+  while (engine->Step()) {
+  }
+  EXPECT_EQ(ended[0], FinishReason::kAbort);
+  EXPECT_EQ(ended[1], FinishReason::kAbort);
+  EXPECT_EQ(ended[2], FinishReason::kLength);
+  EXPECT_EQ(engine->FindViolation(), "");
 }
 
 }  // namespace

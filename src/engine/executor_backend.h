@@ -1,13 +1,10 @@
-// The executor as the engine's model backend: hands out sequence numbers and forwards everything
-// else.
+// The executor as the engine's model backend.
 #pragma once
 
-#include <unordered_map>
-#include <vector>
+#include <span>
 
 #include "engine/model_backend.h"
 #include "runtime/executor.h"
-#include "state/cache_pool.h"
 
 namespace deepinfer {
 
@@ -19,31 +16,18 @@ class ExecutorBackend : public ModelBackend {
   int64_t vocab_size() const override {
     return executor_.config().vocab_size;
   }
-  int64_t block_tokens() const override {
-    return kBlockTokens;
+  StateCapacity capacity() const override;
+  Result<std::span<const float>> Step(const StepPlan& plan) override;
+  void SetSampledToken(int32_t slot, int32_t token) override {
+    executor_.SetSampledToken(slot, token);
   }
-  int64_t num_blocks() const override {
-    return executor_.pool().num_blocks();
+  int num_workers() const override {
+    return executor_.num_threads();
   }
-  int64_t num_free_blocks() const override {
-    return executor_.pool().num_free_blocks();
-  }
-  int64_t num_slots() const override {
-    return executor_.pool().num_slots();
-  }
-  int64_t num_free_slots() const override {
-    return executor_.pool().num_free_slots();
-  }
-  Result<SequenceId> Open() override;
-  void Close(SequenceId sequence) override;
-  Status Reserve(SequenceId sequence, int64_t tokens) override;
-  Result<std::span<const float>> Step(std::span<const Chunk> chunks) override;
+  void ForEach(int64_t count, const std::function<void(int64_t item, int worker)>& body) override;
 
  private:
   Executor& executor_;
-  std::unordered_map<SequenceId, Sequence> sequences_;
-  SequenceId next_ = 0;
-  std::vector<Executor::Chunk> chunks_;
 };
 
 }  // namespace deepinfer

@@ -1,18 +1,21 @@
 // A stand-in for the model in tests: each row's logits are a pure function of the tokens up to it,
-// and every rule of the contract is checked.
+// which it reads back through the blocks and pages of the plan, so that a wrong, stale or shared
+// unit changes the output. Every rule of the contract is checked.
 #pragma once
 
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <cmath>
 #include <cstdint>
+#include <cstring>
 #include <functional>
-#include <map>
 #include <set>
 #include <span>
 #include <vector>
 
 #include "engine/model_backend.h"
+#include "state/sequence_state.h"
 
 namespace deepinfer {
 
@@ -22,14 +25,13 @@ class FakeBackend : public ModelBackend {
   // beforehand.
   using Shape = std::function<void(std::span<const int32_t> tokens, std::span<float> row)>;
 
-  FakeBackend(int64_t vocab, int64_t block_tokens, int64_t num_blocks, int64_t num_slots)
+  // A window of 20 tokens, 6 of rollback.
+  FakeBackend(int64_t vocab, int64_t num_blocks, int64_t num_window_pages, int64_t num_slots)
       : vocab_(vocab),
-        block_tokens_(block_tokens),
-        num_blocks_(num_blocks),
-        num_slots_(num_slots) {}
-  ~FakeBackend() override {
-    EXPECT_EQ(sequences_.size(), 0u) << "sequences were left open";
-  }
+        blocks_(static_cast<size_t>(num_blocks), std::vector<int32_t>(kBlockTokens, -7)),
+        window_pages_(static_cast<size_t>(num_window_pages),
+                      std::vector<int32_t>(kBlockTokens, -7)),
+        sampled_(static_cast<size_t>(num_slots), -7) {}
 
   void set_shape(Shape shape) {
     shape_ = std::move(shape);
@@ -37,6 +39,16 @@ class FakeBackend : public ModelBackend {
   // The step with this number, counted from 0, fails.
   void set_failing_step(int64_t step) {
     failing_step_ = step;
+  }
+  // What a step waits for before it runs, on the thread that runs it.
+  void set_before_step(std::function<void(int64_t step)> hook) {
+    before_step_ = std::move(hook);
+  }
+  int64_t steps() const {
+    return step_;
+  }
+  int64_t rows() const {
+    return rows_;
   }
   int64_t max_rows_seen() const {
     return max_rows_seen_;
@@ -51,76 +63,122 @@ class FakeBackend : public ModelBackend {
   int64_t vocab_size() const override {
     return vocab_;
   }
-  int64_t block_tokens() const override {
-    return block_tokens_;
+  StateCapacity capacity() const override {
+    return {.num_blocks = static_cast<int64_t>(blocks_.size()),
+            .num_window_pages = static_cast<int64_t>(window_pages_.size()),
+            .num_slots = static_cast<int64_t>(sampled_.size()),
+            .window_tokens = kWindow,
+            .rollback_tokens = 6};
   }
-  int64_t num_blocks() const override {
-    return num_blocks_;
-  }
-  int64_t num_free_blocks() const override {
-    int64_t used = 0;
-    for (const auto& [id, sequence] : sequences_) used += sequence.blocks;
-    return num_blocks_ - used;
-  }
-  int64_t num_slots() const override {
-    return num_slots_;
-  }
-  int64_t num_free_slots() const override {
-    return num_slots_ - static_cast<int64_t>(sequences_.size());
+  void SetSampledToken(int32_t slot, int32_t token) override {
+    sampled_.at(static_cast<size_t>(slot)) = token;
   }
 
-  Result<SequenceId> Open() override {
-    if (num_free_slots() == 0) return Fail(Code::kResourceExhausted, "no slot");
-    sequences_[next_id_] = {};
-    return next_id_++;
-  }
-  void Close(SequenceId id) override {
-    EXPECT_EQ(sequences_.erase(id), 1u);
-  }
-  Status Reserve(SequenceId id, int64_t tokens) override {
-    State& sequence = sequences_.at(id);
-    const int64_t total = static_cast<int64_t>(sequence.tokens.size()) + tokens;
-    const int64_t blocks = (total + block_tokens_ - 1) / block_tokens_;
-    if (blocks - sequence.blocks > num_free_blocks())
-      return Fail(Code::kResourceExhausted, "no block");
-    sequence.blocks = std::max(sequence.blocks, blocks);
-    return {};
-  }
-
-  Result<std::span<const float>> Step(std::span<const Chunk> chunks) override {
-    EXPECT_FALSE(chunks.empty());
-    if (step_++ == failing_step_) return Fail(Code::kInternal, "the fake model failed as told");
-    std::set<SequenceId> seen;
+  Result<std::span<const float>> Step(const StepPlan& plan) override {
+    EXPECT_FALSE(plan.chunks.empty());
+    const int64_t step = step_++;
+    if (before_step_) before_step_(step);
+    for (const StateCommand& command : plan.commands) Execute(command);
+    if (step == failing_step_) return Fail(Code::kInternal, "the fake model failed as told");
+    std::set<int32_t> seen;
     int64_t rows = 0;
     logits_.clear();
-    for (const Chunk& chunk : chunks) {
-      EXPECT_TRUE(seen.insert(chunk.sequence).second);
-      State& sequence = sequences_.at(chunk.sequence);
-      const int64_t count = static_cast<int64_t>(chunk.token_ids.size());
-      EXPECT_GE(count, 1);
-      EXPECT_LE(chunk.num_logit_rows, count);
-      for (int64_t i = 0; i < count; ++i) {
-        EXPECT_GE(chunk.token_ids[static_cast<size_t>(i)], 0);
-        EXPECT_LT(chunk.token_ids[static_cast<size_t>(i)], vocab_);
-        sequence.tokens.push_back(chunk.token_ids[static_cast<size_t>(i)]);
-        if (i >= count - chunk.num_logit_rows) AppendRow(sequence.tokens);
-      }
-      EXPECT_LE(static_cast<int64_t>(sequence.tokens.size()), sequence.blocks * block_tokens_)
-          << "blocks were not reserved";
-      rows += count;
+    for (const StepChunk& chunk : plan.chunks) {
+      EXPECT_TRUE(seen.insert(chunk.slot).second);
+      EXPECT_GE(chunk.num_rows, 1);
+      EXPECT_LE(chunk.num_logit_rows, chunk.num_rows);
+      Run(chunk);
+      rows += chunk.num_rows;
     }
+    rows_ += rows;
     max_rows_seen_ = std::max(max_rows_seen_, rows);
-    max_sequences_seen_ = std::max(max_sequences_seen_, static_cast<int64_t>(chunks.size()));
+    max_sequences_seen_ = std::max(max_sequences_seen_, static_cast<int64_t>(plan.chunks.size()));
     max_logit_rows_seen_ =
         std::max(max_logit_rows_seen_, static_cast<int64_t>(logits_.size()) / vocab_);
     return std::span<const float>(logits_);
   }
 
  private:
-  struct State {
+  static constexpr int64_t kWindow = 20;
+
+  int32_t& At(std::vector<std::vector<int32_t>>& units, std::span<const int32_t> ids, int64_t first,
+              int64_t position) {
+    const int64_t unit = position / kBlockTokens - first;
+    EXPECT_GE(unit, 0) << "position " << position << " has left the window";
+    EXPECT_LT(unit, std::ssize(ids)) << "no room for position " << position;
+    return units.at(static_cast<size_t>(ids[static_cast<size_t>(unit)]))
+        .at(static_cast<size_t>(position % kBlockTokens));
+  }
+
+  void Run(const StepChunk& chunk) {
     std::vector<int32_t> tokens;
-    int64_t blocks = 0;
-  };
+    for (int64_t p = 0; p < chunk.begin; ++p) tokens.push_back(At(blocks_, chunk.blocks, 0, p));
+    // What the window keeps is what the blocks say.
+    for (int64_t p = std::max<int64_t>(chunk.window_begin, chunk.begin - kWindow + 1);
+         p < chunk.begin; ++p) {
+      EXPECT_EQ(At(window_pages_, chunk.window_pages, chunk.first_window_page, p),
+                tokens[static_cast<size_t>(p)])
+          << "window key of position " << p;
+    }
+    for (size_t i = 0; i < chunk.lookback.size(); ++i) {
+      const int64_t p = chunk.begin - 1 - static_cast<int64_t>(i);
+      EXPECT_EQ(chunk.lookback[i], p < 0 ? -1 : tokens[static_cast<size_t>(p)]);
+    }
+    for (int64_t i = 0; i < chunk.num_rows; ++i) {
+      const int32_t token = chunk.tokens.empty() ? sampled_.at(static_cast<size_t>(chunk.slot))
+                                                 : chunk.tokens[static_cast<size_t>(i)];
+      EXPECT_GE(token, 0);
+      EXPECT_LT(token, vocab_);
+      tokens.push_back(token);
+      At(blocks_, chunk.blocks, 0, chunk.begin + i) = token;
+      At(window_pages_, chunk.window_pages, chunk.first_window_page, chunk.begin + i) = token;
+      if (i >= chunk.num_rows - chunk.num_logit_rows) AppendRow(tokens);
+    }
+  }
+
+  void Execute(const StateCommand& command) {
+    switch (command.kind) {
+      case StateCommand::Kind::kCopyBlock:
+        blocks_.at(static_cast<size_t>(command.target)) =
+            blocks_.at(static_cast<size_t>(command.source));
+        return;
+      case StateCommand::Kind::kCopyWindowPage:
+        window_pages_.at(static_cast<size_t>(command.target)) =
+            window_pages_.at(static_cast<size_t>(command.source));
+        return;
+      case StateCommand::Kind::kExport:
+      case StateCommand::Kind::kImport: {
+        const bool out = command.kind == StateCommand::Kind::kExport;
+        std::vector<std::byte>& bytes = command.image->bytes;
+        const size_t unit = kBlockTokens * sizeof(int32_t);
+        int64_t first_page = command.first_window_page;
+        if (out) {
+          bytes.resize(sizeof(first_page) +
+                       (command.blocks.size() + command.window_pages.size()) * unit);
+          std::memcpy(bytes.data(), &first_page, sizeof(first_page));
+        } else {
+          std::memcpy(&first_page, bytes.data(), sizeof(first_page));
+        }
+        std::byte* at = bytes.data() + sizeof(first_page);
+        const auto move = [&](std::vector<std::vector<int32_t>>& units, int32_t id) {
+          int32_t* values = units.at(static_cast<size_t>(id)).data();
+          if (out) {
+            std::memcpy(at, values, unit);
+          } else {
+            std::memcpy(values, at, unit);
+          }
+          at += unit;
+        };
+        for (const int32_t id : command.blocks) move(blocks_, id);
+        // The image may cover fewer pages than the importing side makes room for.
+        const int64_t skip = std::max<int64_t>(0, first_page - command.first_window_page);
+        for (int64_t i = skip; i < std::ssize(command.window_pages); ++i)
+          move(window_pages_, command.window_pages[static_cast<size_t>(i)]);
+        EXPECT_EQ(at, bytes.data() + bytes.size());
+        return;
+      }
+    }
+  }
 
   void AppendRow(std::span<const int32_t> tokens) {
     uint64_t hash = 1469598103934665603u;
@@ -136,14 +194,14 @@ class FakeBackend : public ModelBackend {
   }
 
   int64_t vocab_;
-  int64_t block_tokens_;
-  int64_t num_blocks_;
-  int64_t num_slots_;
+  std::vector<std::vector<int32_t>> blocks_;
+  std::vector<std::vector<int32_t>> window_pages_;
+  std::vector<int32_t> sampled_;  // by slot
   Shape shape_;
-  std::map<SequenceId, State> sequences_;
-  SequenceId next_id_ = 0;
+  std::function<void(int64_t)> before_step_;
   std::vector<float> logits_;
   int64_t step_ = 0;
+  int64_t rows_ = 0;
   int64_t failing_step_ = -1;
   int64_t max_rows_seen_ = 0;
   int64_t max_sequences_seen_ = 0;

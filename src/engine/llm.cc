@@ -9,17 +9,29 @@
 #include "base/error.h"
 #include "engine/batch_runner.h"
 #include "engine/executor_backend.h"
+#include "engine/selfcheck.h"
 #include "runtime/executor.h"
 #include "text/tokenizer.h"
 
 namespace deepinfer {
+namespace {
+
+// The five drafted tokens of a step, and the one that a step launched ahead may have to take back.
+constexpr int64_t kRollbackTokens = 6;
+
+}  // namespace
 
 struct LLM::Impl {
   Tokenizer tokenizer;
   std::unique_ptr<Executor> executor;
   ExecutorBackend backend;
   EngineOptions engine_options;
-  int64_t max_model_len = 0;
+  // Lives as long as the model, and with it the prefix cache.
+  std::unique_ptr<Engine> engine;
+
+  void StartEngine() {
+    engine = std::make_unique<Engine>(backend, tokenizer, engine_options, EngineEvents{});
+  }
 
   Impl(Tokenizer loaded_tokenizer, std::unique_ptr<Executor> loaded_executor)
       : tokenizer(std::move(loaded_tokenizer)),
@@ -54,7 +66,19 @@ Result<std::unique_ptr<LLM>> LLM::Load(const LLMOptions& options) {
             options.max_model_len, config.max_position_embeddings),
         "max_model_len");
   }
+  const int64_t shortest_tail = config.sliding_window + kRollbackTokens;
+  for (const auto& [field, tokens] :
+       {std::pair{"replay_keep_tokens", options.replay_keep_tokens},
+        std::pair{"approximate_hit_tokens", options.approximate_hit_tokens}}) {
+    if (tokens == 0 || tokens >= shortest_tail) continue;
+    return Fail(Code::kInvalidArgument,
+                fmt::format("{} is {}; allowed are 0 (off) or at least {} (the window of {} tokens "
+                            "and {} that a sequence may be set back by).",
+                            field, tokens, shortest_tail, config.sliding_window, kRollbackTokens),
+                field);
+  }
   ExecutorOptions executor_options;
+  executor_options.rollback_tokens = kRollbackTokens;
   executor_options.model_dir = options.model_dir;
   executor_options.numerics = options.numerics == NumericsProfile::kReference
                                   ? Numerics::kReference
@@ -62,6 +86,7 @@ Result<std::unique_ptr<LLM>> LLM::Load(const LLMOptions& options) {
   executor_options.num_threads = options.num_threads;
   executor_options.max_sequences = options.max_num_seqs;
   executor_options.cache_tokens = options.cache_tokens;
+  executor_options.max_batched_tokens = options.max_num_batched_tokens;
   DI_ASSIGN_OR_RETURN(std::unique_ptr<Executor> executor, Executor::Create(executor_options));
 
   std::unique_ptr<LLM> llm(new LLM());
@@ -70,26 +95,53 @@ Result<std::unique_ptr<LLM>> LLM::Load(const LLMOptions& options) {
   EngineOptions& engine = impl.engine_options;
   engine.max_model_len =
       options.max_model_len > 0 ? options.max_model_len : config.max_position_embeddings;
-  engine.max_num_seqs = std::min(options.max_num_seqs, impl.backend.num_slots());
-  engine.max_num_batched_tokens = options.max_num_batched_tokens;
+  const StateCapacity capacity = impl.backend.capacity();
+  SchedulerOptions& scheduler = engine.scheduler;
+  scheduler.max_num_seqs = std::min(options.max_num_seqs, capacity.num_slots);
+  scheduler.max_num_batched_tokens = options.max_num_batched_tokens;
+  scheduler.max_chunk_tokens = options.max_chunk_tokens;
+  scheduler.prefix_caching = options.prefix_caching;
+  scheduler.approximate_hit_tokens = options.approximate_hit_tokens;
+  scheduler.replay_keep_tokens = options.replay_keep_tokens;
+  scheduler.preemption =
+      options.preempt_by_saving ? PreemptionMode::kSave : PreemptionMode::kRecompute;
+  engine.async_scheduling = options.async_scheduling;
   engine.end_ids = EndOfTurnIds(impl.tokenizer, config.eos_token_id, config.vocab_size);
-  impl.max_model_len =
-      std::min(engine.max_model_len, impl.backend.num_blocks() * impl.backend.block_tokens());
+  impl.StartEngine();
   return llm;
 }
 
 std::vector<RequestOutput> LLM::Generate(std::span<const Request> requests,
                                          const GenerateCallbacks& callbacks) {
   std::random_device entropy;
-  const BatchContext context{impl_->backend, impl_->tokenizer, impl_->engine_options,
+  const BatchContext context{*impl_->engine, impl_->tokenizer,
                              [&entropy] { return (uint64_t{entropy()} << 32) | entropy(); }};
   return RunBatch(context, requests, callbacks);
+}
+
+void LLM::GenerateStream(const RequestSource& next, const GenerateCallbacks& callbacks) {
+  std::random_device entropy;
+  const BatchContext context{*impl_->engine, impl_->tokenizer,
+                             [&entropy] { return (uint64_t{entropy()} << 32) | entropy(); }};
+  RunStream(context, next, callbacks);
 }
 
 Result<std::vector<int32_t>> LLM::Encode(std::string_view text, bool parse_special) const {
   EncodeOptions options;
   options.parse_special = parse_special;
   return impl_->tokenizer.Encode(text, options);
+}
+
+Result<SelfcheckReport> LLM::Selfcheck(const SelfcheckOptions& options,
+                                       const SelfcheckCallback& progress) {
+  if (const std::vector<Error> problems = options.Validate(); !problems.empty())
+    return tl::unexpected<Error>(problems.front());
+  // Other engines are going to use the cache's memory: what ours holds there is void.
+  impl_->engine.reset();
+  SelfcheckReport report =
+      RunSelfcheck(impl_->backend, impl_->tokenizer, impl_->engine_options, options, progress);
+  impl_->StartEngine();
+  return report;
 }
 
 std::string LLM::Decode(std::span<const int32_t> ids, bool skip_special_tokens) const {
@@ -101,7 +153,7 @@ int64_t LLM::vocab_size() const {
 }
 
 int64_t LLM::max_model_len() const {
-  return impl_->max_model_len;
+  return impl_->engine->max_sequence_tokens();
 }
 
 }  // namespace deepinfer

@@ -238,11 +238,17 @@ SequenceSampler::SequenceSampler(const SamplingParams& params, uint64_t seed,
       bad_words_(std::move(bad_words)),
       end_ids_(std::move(end_ids)) {
   if (params.repetition_penalty != 1.0) prompt_ids_.insert(prompt.begin(), prompt.end());
+  counts_outputs_ = params.repetition_penalty != 1.0 || params.presence_penalty != 0.0 ||
+                    params.frequency_penalty != 0.0;
+}
+
+void SequenceSampler::ReserveOutput(int64_t tokens) {
+  output_.reserve(static_cast<size_t>(tokens));
 }
 
 void SequenceSampler::Accept(int32_t token_id) {
   output_.push_back(token_id);
-  ++output_counts_[token_id];
+  if (counts_outputs_) ++output_counts_[token_id];
 }
 
 bool SequenceSampler::ChangesLogits() const {

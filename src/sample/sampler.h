@@ -47,6 +47,8 @@ class SequenceSampler {
 
   // Appends a token to the sequence's output.
   void Accept(int32_t token_id);
+  // Makes room for that many, so that Accept need not allocate.
+  void ReserveOutput(int64_t tokens);
 
  private:
   bool ChangesLogits() const;
@@ -60,7 +62,8 @@ class SequenceSampler {
   std::vector<std::vector<int32_t>> bad_words_;
   std::vector<int32_t> end_ids_;
   std::vector<int32_t> output_;
-  std::unordered_map<int32_t, int64_t> output_counts_;
+  bool counts_outputs_ = false;
+  std::unordered_map<int32_t, int64_t> output_counts_;  // filled only when a penalty is used
 };
 
 }  // namespace deepinfer

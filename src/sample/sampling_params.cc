@@ -75,6 +75,8 @@ std::string_view FinishReasonName(FinishReason reason) {
       return "abort";
     case FinishReason::kError:
       return "error";
+    case FinishReason::kDeadline:
+      return "deadline";
   }
   return "";
 }

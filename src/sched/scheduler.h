@@ -62,15 +62,16 @@ using SeqId = int64_t;
 // What the scheduler needs to know about a sequence when it comes.
 struct SequenceSpec {
   SeqId id = 0;                                               // unique among living sequences
-  std::string user;                                           // fairness is between users
+  std::string user = {};                                      // fairness is between users
   int32_t priority = 0;                                       // larger: served earlier
   double deadline = std::numeric_limits<double>::infinity();  // clock value
-  std::vector<int32_t> prompt;                                // at least one token
+  std::vector<int32_t> prompt = {};                           // at least one token
   int64_t max_new_tokens = 0;                                 // 0: the prompt is scored only
-  std::string cache_salt;  // prefixes are shared between equal salts only
+  std::string cache_salt = {};  // prefixes are shared between equal salts only
   bool use_prefix_cache = true;
   // Logits of prompt rows [first_prompt_logit_row, prompt.size() - 1) are wanted; at least
-  // prompt.size() - 1: none. Such a sequence runs whole: no prefix hit, no replay.
+  // prompt.size() - 1: none. Such a sequence runs whole: no prefix hit beyond the first of these
+  // rows, no replay.
   int64_t first_prompt_logit_row = std::numeric_limits<int64_t>::max();
   // Another sequence with the same prompt whose prompt must have run before this one is worth
   // starting (n > 1); -1: none. Ignored once that sequence is gone.
@@ -136,8 +137,9 @@ class Scheduler {
   // The largest prompt + output of one sequence that the pools can hold.
   int64_t max_sequence_tokens() const;
 
-  // Errors: kResourceExhausted, with nothing changed, if the sequence can never fit: its prompt
-  // and one output token exceed max_sequence_tokens().
+  // Errors, with nothing changed: kResourceExhausted if the sequence can never fit, that is if its
+  // prompt, and one output token if it wants any, exceed max_sequence_tokens(); kInvalidArgument if
+  // the prompt is empty. No row is planned beyond max_sequence_tokens().
   Status Add(SequenceSpec spec, double now);
   // A held sequence is ready.
   void Release(SeqId id);
@@ -145,20 +147,23 @@ class Scheduler {
   // Plans one step: expires deadlines, preempts, admits, hands out rows. `step` is cleared first;
   // its vectors are reused. Empty chunks: nothing can run until Commit, Release or Add. Rows of the
   // step count as run from here on: a sequence's next rows may be planned before Commit reports the
-  // tokens of this step.
+  // tokens of this step. At most two steps with chunks are uncommitted at any time.
   void Schedule(double now, SchedulerStep* step);
 
   // The results of the oldest step that has not been committed: for each chunk in order, the token
   // it sampled, or -1. Sequences that ended meanwhile ignore it. Appends tokens, and publishes what
-  // has become exact and complete to the prefix cache.
+  // has become exact and complete to the prefix cache. Steps without chunks are not committed.
+  // `ran` false: the step failed, tokens are -1, and the caller ends its sequences; nothing that
+  // they computed in it or after it is published.
   struct ChunkResult {
     SeqId id = 0;
     int32_t token = -1;
   };
-  void Commit(std::span<const ChunkResult> results);
+  void Commit(std::span<const ChunkResult> results, bool ran = true);
 
   // Ends a sequence in any phase: what it computed stays in the prefix cache, its state is given
-  // back. Its id may be used again once InFlight is false.
+  // back. Its id may be used again once InFlight is false; until then, and until the next Schedule,
+  // it can be asked about. Does nothing if it has ended already.
   void End(SeqId id);
   bool InFlight(SeqId id) const;  // rows of it are in a step that has not been committed
 

@@ -8,10 +8,13 @@
 // position, also inside a block: the continuation copies a shared block before it writes to it.
 //
 // Eviction. Blocks: the least recently used leaf that no sequence refers to, so that an ancestor
-// never goes before its descendants, and nothing goes that a running sequence uses. Window pages go
-// independently and before blocks: first those in the middle of a branch (useful only if somebody
-// branches off exactly there), then those at the ends of sequences and at branch points, least
-// recently used first.
+// never goes before its descendants. A sequence can refer to a descendant and not to the ancestor
+// (it ran the same tokens at the same time and kept its own block for them). If only such ancestors
+// are left, the deepest goes, and the cache forgets what hangs below it; sequences keep theirs. So
+// whatever the pool counts as reclaimable can be reclaimed. Window pages go independently and
+// before blocks: first those in the middle of a branch (useful only if somebody branches off
+// exactly there), then those at the ends of sequences and at branch points, least recently used
+// first.
 #pragma once
 
 #include <cstdint>
@@ -43,11 +46,20 @@ struct PrefixCacheCounters {
 
 class PrefixCache {
  public:
-  // Installs itself as the reclaimer of `pools`, which must outlive it.
-  explicit PrefixCache(StatePools& pools);
+  // Installs itself as the reclaimer of `pools`, which must outlive it. Only these bits of the
+  // hashes of blocks are used: tests make them collide.
+  explicit PrefixCache(StatePools& pools, uint64_t hash_mask = ~uint64_t{0});
   ~PrefixCache();
   PrefixCache(const PrefixCache&) = delete;
   PrefixCache& operator=(const PrefixCache&) = delete;
+
+  // Where an insertion has got to. Owned by the caller, one per sequence; a fresh one is always
+  // right, and one whose node has been evicted is noticed.
+  struct Cursor {
+    int64_t num_blocks = 0;  // full blocks that Insert has seen
+    uint64_t serial = 0;     // of the node of the last of them
+    int32_t block = -1;      // and its cache block
+  };
 
   // The longest reusable prefix of `tokens` with at most `limit` tokens; num_tokens 0: none. Its
   // blocks and pages stay valid until the next call that can reclaim: Restore or retain them first.
@@ -59,8 +71,12 @@ class PrefixCache {
   // state.num_tokens(). What is known already is kept; missing window pages of known nodes are
   // taken over. `is_end`: the sequence ends here or is set aside, so its partly filled last block
   // and its window pages are worth keeping; else only full blocks are recorded.
+  // With a cursor, only blocks that have become full since the last call cost anything. It belongs
+  // to one salt and to tokens that only grow: start a new one when tokens that were inserted
+  // change. Pages are taken from the state as it is now: call this before the Extend that gives
+  // them back.
   void Insert(std::string_view salt, std::span<const int32_t> tokens, const SequenceState& state,
-              bool is_end);
+              bool is_end, Cursor* cursor = nullptr);
 
   // Gives back every reference; what sequences use stays with them.
   void Clear();
@@ -78,6 +94,17 @@ class PrefixCache {
   struct Tree;
   void ReclaimBlock();
   void ReclaimWindowPage();
+  Node* CursorNode(const Cursor& cursor) const;
+  Node* Record(Node* parent, std::span<const int32_t> tokens, const SequenceState& state);
+  void RecordEnd(Node* parent, std::span<const int32_t> tokens, const SequenceState& state);
+  void TakeOverPage(Node* node, const SequenceState& state);
+  bool PageIsWanted(const Node* node) const;
+  void RankPages(Node* node, BlockPool::Place place);
+  void Touch(Node* node);
+  void DropPage(Node* node);
+  void RemoveLeaf(Node* node);
+  int64_t RemoveSubtree(Node* node);
+  std::string FindViolationAt(const Node* node) const;
 
   StatePools& pools_;
   std::unique_ptr<Tree> tree_;

@@ -4,8 +4,9 @@
 // Contract page: docs/state.md.
 //
 // Invariants: a state of n tokens refers to ceil(n / kBlockTokens) or more cache blocks, to the
-// window pages of positions n - history ... n - 1 (history = window - 1 + rollback), and to one
-// slot. Blocks and pages that new rows will write belong to it alone (copy on write).
+// window pages of positions max(window_begin, n - history) ... n - 1 (history = window - 1 +
+// rollback), and to one slot. Blocks and pages that new rows will write belong to it alone (copy on
+// write).
 #pragma once
 
 #include <cstdint>
@@ -98,6 +99,11 @@ class SequenceState {
   int64_t first_window_page() const {
     return first_window_page_;
   }
+  // The first position whose window record the pages hold; in the first page. Later than the
+  // beginning of that page after the restoration of an image.
+  int64_t window_begin() const {
+    return window_begin_;
+  }
 
   // What Extend(rows) would take from the pools.
   struct Need {
@@ -106,15 +112,16 @@ class SequenceState {
   };
   Need NeedFor(int64_t rows) const;
   // Extend: room for `rows` more tokens in blocks and pages that belong to this state alone. Copies
-  // of shared, partly filled ones are appended to `commands`. False, with nothing changed, if the
-  // pools cannot give what NeedFor says.
+  // of shared, partly filled ones are appended to `commands`. Pages that have left the window
+  // history are given back first: not by Advance, so that the pages of the latest rows can still be
+  // published, and are not handed to another sequence of the same step. False, with nothing else
+  // changed, if the pools cannot give what NeedFor says.
   bool Extend(int64_t rows, std::vector<StateCommand>* commands);
-  // The next `rows` rows, for which there is room, have been handed to a step. Pages that have left
-  // the window history are given back.
+  // The next `rows` rows, for which there is room, have been handed to a step.
   void Advance(int64_t rows);
   // Truncate: forgets all but the first `tokens` tokens. False, with nothing changed, if that needs
-  // history that is gone: more than `rollback` tokens back, unless the pages are still there and
-  // `tokens` is even, or 0.
+  // history that is gone: window records that are no longer there or, for an odd number, more than
+  // `rollback` tokens back or in front of what was restored. 0 is always possible.
   bool Truncate(int64_t tokens);
   // Save: the state as an image, by an export command. The state itself stays as it is.
   std::shared_ptr<StateImage> Save(std::vector<StateCommand>* commands) const;
@@ -122,15 +129,22 @@ class SequenceState {
  private:
   explicit SequenceState(StatePools& pools) : pools_(&pools) {}
   void ReleaseAll();
-  int64_t OldestHistoryPage() const;
+  int64_t pages_end() const {
+    return first_window_page_ + static_cast<int64_t>(window_pages_.size());
+  }
+  void DropOldPages();
 
   StatePools* pools_ = nullptr;
   int32_t slot_ = -1;
   int64_t num_tokens_ = 0;
   int64_t most_tokens_ = 0;  // reached since the last Restore or truncation beyond rollback
+  // The slot holds no compressor remainder of positions before this one, nor of those before
+  // most_tokens - rollback - 1.
+  int64_t remainder_begin_ = 0;
   std::vector<int32_t> blocks_;
   std::vector<int32_t> window_pages_;
   int64_t first_window_page_ = 0;
+  int64_t window_begin_ = 0;
 };
 
 }  // namespace deepinfer

@@ -5,10 +5,14 @@
 namespace deepinfer {
 
 std::string IncrementalDecoder::Push(int32_t id) {
-  held_ += tokenizer_->TokenBytes(id);
   std::string text;
-  held_.erase(0, AppendDecidedUtf8(held_, &text));
+  Push(id, &text);
   return text;
+}
+
+void IncrementalDecoder::Push(int32_t id, std::string* text) {
+  held_ += tokenizer_->TokenBytes(id);
+  held_.erase(0, AppendDecidedUtf8(held_, text));
 }
 
 std::string IncrementalDecoder::Flush() {

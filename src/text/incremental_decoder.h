@@ -18,6 +18,8 @@ class IncrementalDecoder {
   // Returns all text that is decided after `id`. Only an unfinished character (at most 3 bytes) is
   // held; bytes that can no longer become one are returned as U+FFFD at once.
   std::string Push(int32_t id);
+  // The same, appended to `text`.
+  void Push(int32_t id, std::string* text);
 
   // Ends the stream: returns U+FFFD if something is held. The decoder can then be used for another
   // stream.

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <csignal>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
@@ -181,6 +182,23 @@ TEST_F(CommandsTest, LogitsRefusesFaultyInputAndWritesNothing) {
               HasSubstr("line 2: token_ids[0] is 512; token ids of this model are 0 ... 511."));
   EXPECT_THAT(Read(Path("log")), HasSubstr("line 3: id '1' was used in line 1"));
   EXPECT_FALSE(std::filesystem::exists(Path("out")));
+}
+
+TEST_F(CommandsTest, AnInterruptedLogitsLeavesNoOutput) {
+  std::string input;
+  for (int i = 0; i < 500; ++i)
+    input += json{{"id", i}, {"token_ids", std::vector<int>(1000, 7)}}.dump() + "\n";
+  const pid_t pid =
+      Start({kProgram, "logits", "--model", kModel, "--input", Write("in.jsonl", input), "--output",
+             Path("out.safetensors"), "--last", "1"},
+            Path("log"));
+  while (!std::filesystem::exists(Path("out.safetensors.partial")))
+    ASSERT_EQ(::waitpid(pid, nullptr, WNOHANG), 0) << Read(Path("log"));
+  ::kill(pid, SIGINT);
+  EXPECT_EQ(Wait(pid).status, 130);
+  EXPECT_THAT(Read(Path("log")), HasSubstr("interrupted; nothing was written."));
+  EXPECT_FALSE(std::filesystem::exists(Path("out.safetensors")));
+  EXPECT_FALSE(std::filesystem::exists(Path("out.safetensors.partial")));
 }
 
 }  // namespace

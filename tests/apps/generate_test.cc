@@ -286,11 +286,12 @@ TEST_F(GenerateTest, AnInterruptWhileItReadsHasItsStatus) {
                   " 2> /dev/null; do sleep 0.05; kill -0 $pid || exit 99; done; sleep 0.5; kill "
                   "-TERM $pid; wait $pid"),
             130);
-  EXPECT_THAT(Read(Path("log")), HasSubstr("interrupted while reading the input"));
+  EXPECT_THAT(Read(Path("log")), HasSubstr("interrupted; nothing was generated"));
   EXPECT_FALSE(std::filesystem::exists(Path("out")));
+  EXPECT_FALSE(std::filesystem::exists(Path("out.partial")));
 }
 
-TEST_F(GenerateTest, AnInterruptKeepsWhatIsFinished) {
+TEST_F(GenerateTest, AnInterruptedStreamHasWhatIsFinished) {
   std::string input;
   for (int i = 0; i < 20'000; ++i) {
     input += json{{"id", i},
@@ -300,7 +301,7 @@ TEST_F(GenerateTest, AnInterruptKeepsWhatIsFinished) {
              "\n";
   }
   const std::string command =
-      Generate("--input " + Write("in.jsonl", input) + " --output " + Path("out.jsonl")) + " 2> " +
+      Generate("--input " + Write("in.jsonl", input) + " > " + Path("out.jsonl")) + " 2> " +
       Path("log") + " & pid=$!; while [ ! -s " + Path("out.jsonl") +
       " ]; do sleep 0.05; kill -0 $pid || exit 99; done; kill -INT $pid; wait $pid";
   EXPECT_EQ(Shell(command), 130);

@@ -2,10 +2,13 @@
 // lines of JSON.
 #pragma once
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <cstdint>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -49,6 +52,34 @@ class ProgramTest : public ::testing::Test {
   static int Shell(const std::string& command) {
     const int wait = std::system(command.c_str());
     return WIFEXITED(wait) ? WEXITSTATUS(wait) : -1;
+  }
+
+  // Starts a program without waiting for it; the words begin with its path. Standard error goes to
+  // a file, and the other standard streams to descriptors if they are given.
+  static pid_t Start(const std::vector<std::string>& words, const std::string& log, int in = -1,
+                     int out = -1) {
+    std::vector<char*> argv;
+    for (const std::string& word : words) argv.push_back(const_cast<char*>(word.c_str()));
+    argv.push_back(nullptr);
+    const pid_t pid = ::fork();
+    if (pid != 0) return pid;
+    const int error = ::open(log.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0666);
+    if (error >= 0) ::dup2(error, STDERR_FILENO);
+    if (in >= 0) ::dup2(in, STDIN_FILENO);
+    if (out >= 0) ::dup2(out, STDOUT_FILENO);
+    ::execv(argv[0], argv.data());
+    ::_exit(127);
+  }
+  struct Ended {
+    int status = -1;         // the exit status; 128 + the signal that ended it
+    int64_t peak_bytes = 0;  // of memory
+  };
+  static Ended Wait(pid_t pid) {
+    int wait = 0;
+    struct ::rusage usage = {};
+    if (::wait4(pid, &wait, 0, &usage) != pid) return {};
+    return {WIFEXITED(wait) ? WEXITSTATUS(wait) : 128 + WTERMSIG(wait),
+            int64_t{usage.ru_maxrss} * 1024};
   }
 
   std::filesystem::path dir_;

@@ -1,0 +1,105 @@
+// Runs steps and draws their tokens, one step at a time and in order: on a thread of its own, so
+// that the engine can plan, detokenise and write meanwhile, or on the caller's. The interface is
+// that of a device queue: Launch puts a step behind the others, Wait takes the results of the
+// oldest.
+//
+// Ownership: from Launch to Wait a job, the spans in it, and the samplers that it names belong to
+// the runner.
+#pragma once
+
+#include <array>
+#include <condition_variable>
+#include <cstdint>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <thread>
+#include <vector>
+
+#include "base/error.h"
+#include "engine/model_backend.h"
+#include "sample/sampler.h"
+#include "sched/scheduler.h"
+
+namespace deepinfer {
+
+// One chunk's part of a job, beside its chunk of the plan.
+struct StepDraw {
+  int64_t sequence = 0;
+  SequenceSampler* sampler = nullptr;  // draws from the last row, and accepts the token
+  // Prompt log-probabilities: the first of the chunk's logit rows belong to these following tokens.
+  std::span<const int32_t> next_tokens;
+  int64_t num_top = 0;
+};
+
+struct StepOutcome {
+  std::optional<SampledToken> token;
+  std::optional<Error> error;  // of this sequence alone
+  std::vector<TokenLogprobs> prompt_logprobs;
+};
+
+struct StepJob {
+  StepPlan plan;
+  std::vector<StepDraw> draws;        // one per chunk
+  std::vector<StepOutcome> outcomes;  // one per chunk, filled by the runner
+  std::optional<Error> error;         // the whole step failed
+  // What the engine keeps beside its step; the runner does not look at it.
+  std::vector<Scheduler::ChunkResult> results;
+  double launched = 0;
+  double run_seconds = 0;  // rows and draws
+};
+
+class StepRunner {
+ public:
+  // `backend` must outlive the runner.
+  StepRunner(ModelBackend& backend, bool own_thread);
+  // Waits for what has been launched.
+  ~StepRunner();
+  StepRunner(const StepRunner&) = delete;
+  StepRunner& operator=(const StepRunner&) = delete;
+
+  static constexpr size_t kMaxInFlight = 4;
+
+  // `job` stays valid until Wait has returned it; at most kMaxInFlight are in flight.
+  void Launch(StepJob* job);
+  // The oldest launched job, when it has run. At least one must be in flight.
+  StepJob* Wait();
+  int64_t in_flight() const {
+    return in_flight_;
+  }
+
+ private:
+  // Holds as many as can be in flight, and allocates nothing.
+  class Fifo {
+   public:
+    bool empty() const {
+      return size_ == 0;
+    }
+    void Push(StepJob* job);
+    StepJob* Pop();
+
+   private:
+    std::array<StepJob*, kMaxInFlight> jobs_ = {};
+    size_t first_ = 0;
+    size_t size_ = 0;
+  };
+
+  void Run(StepJob& job);
+  void Draw(StepJob& job, size_t chunk, SamplerScratch& scratch);
+  void Loop();
+
+  ModelBackend& backend_;
+  std::vector<SamplerScratch> scratch_;  // by worker
+  std::vector<int64_t> first_row_;       // of each chunk's logits
+  std::span<const float> logits_;        // of the step that is running
+  int64_t in_flight_ = 0;
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  Fifo launched_;
+  Fifo finished_;
+  bool stop_ = false;
+  std::thread thread_;
+};
+
+}  // namespace deepinfer

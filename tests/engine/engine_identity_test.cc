@@ -1,0 +1,199 @@
+// The identity table of the engine: requests alone, cold, synchronous and unchunked against every
+// combination of what makes serving fast, on real forward passes. Tokens, texts and
+// log-probabilities must agree bit for bit.
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <string>
+
+#include "engine/engine.h"
+#include "engine/executor_backend.h"
+#include "engine/selfcheck.h"
+#include "runtime/executor.h"
+#include "text/tokenizer.h"
+
+namespace deepinfer {
+namespace {
+
+struct LoadedModel {
+  Tokenizer tokenizer;
+  std::unique_ptr<Executor> executor;
+
+  static LoadedModel Load(const std::string& folder, int64_t cache_tokens = 16384) {
+    const std::string dir = std::string(DI_TEST_DATA_DIR) + "/model/" + folder + "/checkpoint";
+    ExecutorOptions options;
+    options.model_dir = dir;
+    options.max_sequences = 64;
+    options.cache_tokens = cache_tokens;
+    auto executor = Executor::Create(options);
+    EXPECT_TRUE(executor.has_value()) << executor.error().message;
+    return {*Tokenizer::Load(dir + "/tokenizer.json"), std::move(*executor)};
+  }
+};
+
+EngineOptions BaseOptions() {
+  EngineOptions options;
+  options.max_model_len = 1024;
+  options.scheduler.max_num_seqs = 64;
+  options.scheduler.max_num_batched_tokens = 192;
+  options.end_ids = {1};
+  return options;
+}
+
+// {alone, batch} x {whole, chunks of 1, 7, 128} x {cold, prefix cache} x {sync, async} x {no
+// preemption, forced recomputation, forced saving}.
+void EveryCombination(const std::string& folder, int64_t num_requests) {
+  LoadedModel model = LoadedModel::Load(folder);
+  ExecutorBackend backend(*model.executor);
+  SelfcheckOptions options;
+  options.num_requests = num_requests;
+  options.max_prompt_tokens = 2 * kBlockTokens + 3;
+  options.max_output_tokens = 8;
+  options.thorough = true;
+  const SelfcheckReport report = RunSelfcheck(backend, model.tokenizer, BaseOptions(), options, {});
+  EXPECT_TRUE(report.passed()) << report.difference->variant.Name() << ", request "
+                               << report.difference->request << ", position "
+                               << report.difference->position << ": " << report.difference->what;
+  EXPECT_EQ(report.variants, 95);
+  EXPECT_GT(report.cached_tokens, 0);
+  EXPECT_GT(report.preemptions, 0);
+}
+
+TEST(EngineIdentity, EveryCombinationGivesThePlainTokensModelTwo) {
+  EveryCombination("two", 6);
+}
+
+TEST(EngineIdentity, EveryCombinationGivesThePlainTokensModelThree) {
+  EveryCombination("three", 6);
+}
+
+// Everything at once under memory pressure, 64 mixed requests.
+TEST(EngineIdentity, SixtyFourMixedRequestsInATightCache) {
+  LoadedModel roomy = LoadedModel::Load("two");
+  ExecutorBackend roomy_backend(*roomy.executor);
+  SelfcheckOptions mixed;
+  mixed.num_requests = 64;
+  mixed.max_prompt_tokens = 2 * kBlockTokens + 3;
+  mixed.max_output_tokens = 12;
+  const std::vector<EngineRequest> requests =
+      SelfcheckRequests(mixed, roomy_backend.vocab_size(), roomy_backend.capacity().window_tokens,
+                        BaseOptions().max_model_len);
+  const VariantRun plain = RunVariant(roomy_backend, roomy.tokenizer, BaseOptions(), {}, requests);
+  for (const RequestOutput& output : plain.outputs) ASSERT_FALSE(output.error.has_value());
+
+  LoadedModel tight = LoadedModel::Load("two", 12 * kBlockTokens);
+  ExecutorBackend tight_backend(*tight.executor);
+  for (const bool saving : {false, true}) {
+    for (const bool async : {false, true}) {
+      const SelfcheckVariant variant{.batched = true,
+                                     .chunk_tokens = 31,
+                                     .prefix_cache = true,
+                                     .async_scheduling = async,
+                                     .preempt_every = 7,
+                                     .preempt_by_saving = saving};
+      const VariantRun run =
+          RunVariant(tight_backend, tight.tokenizer, BaseOptions(), variant, requests);
+      const auto difference = FindDifference(plain.outputs, run.outputs);
+      EXPECT_FALSE(difference.has_value()) << variant.Name() << ": " << difference->what;
+      EXPECT_GT(run.counters.preemptions, 0);
+      EXPECT_GT(run.counters.cached_tokens, 0);
+    }
+  }
+}
+
+// A prompt that shares exactly p tokens with a cached sequence, for every p: the cold tokens and
+// log-probabilities, and a hit of all shared tokens but at most the odd one.
+TEST(EngineIdentity, APrefixHitAtEveryPositionEqualsTheColdRun) {
+  constexpr int64_t kTokens = 2 * kBlockTokens + 20;
+  LoadedModel model = LoadedModel::Load("three");
+  ExecutorBackend backend(*model.executor);
+  EngineOptions options = BaseOptions();
+  options.scheduler.max_num_batched_tokens = 512;
+  SelfcheckOptions one;
+  one.num_requests = 2;
+  EngineRequest base = SelfcheckRequests(one, backend.vocab_size(), 8, 1024)[0];
+  base.prompt.clear();
+  for (int64_t i = 0; i < kTokens; ++i)
+    base.prompt.push_back(static_cast<int32_t>((i * 37 + i * i) % backend.vocab_size()));
+  base.params = {};
+  base.params.max_tokens = 3;
+  base.params.ignore_eos = true;
+  base.params.logprobs = 2;
+
+  std::vector<EngineRequest> requests;
+  for (int64_t shared = 0; shared < kTokens; ++shared) {
+    EngineRequest request = base;
+    request.prompt.resize(static_cast<size_t>(shared));
+    // Differs at once from the cached sequence.
+    const int32_t next = base.prompt[static_cast<size_t>(shared)];
+    request.prompt.push_back(static_cast<int32_t>((next + 1) % backend.vocab_size()));
+    request.prompt.push_back(3);
+    requests.push_back(std::move(request));
+  }
+  const VariantRun cold = RunVariant(backend, model.tokenizer, options, {}, requests);
+
+  options.scheduler.prefix_caching = true;
+  std::vector<RequestOutput> outputs(requests.size());
+  for (size_t i = 0; i < requests.size(); ++i) {
+    // A cache with the base sequence alone, so that no other request can help.
+    std::vector<RequestOutput> got;
+    EngineEvents events;
+    events.on_finished = [&got](int64_t, RequestOutput output) {
+      got.push_back(std::move(output));
+    };
+    Engine engine(backend, model.tokenizer, options, events);
+    for (const EngineRequest* request : {&base, &requests[i]}) {
+      ASSERT_TRUE(engine.Submit(*request).has_value());
+      while (engine.Step()) {
+      }
+    }
+    outputs[i] = std::move(got.at(1));
+    EXPECT_EQ(outputs[i].usage.cached_tokens, static_cast<int64_t>(i) / 2 * 2);
+  }
+  const auto difference = FindDifference(cold.outputs, outputs);
+  EXPECT_FALSE(difference.has_value())
+      << "request " << difference->request << ": " << difference->what;
+}
+
+// With decoder replay the answers are those of the truncated function: the same in every
+// combination, and those of full computation where the prompt is no longer than the kept tail.
+TEST(EngineIdentity, ReplayedPromptsGiveOneAnswerInEveryCombination) {
+  LoadedModel model = LoadedModel::Load("three");
+  ExecutorBackend backend(*model.executor);
+  EngineOptions options = BaseOptions();
+  options.scheduler.replay_keep_tokens =
+      backend.capacity().window_tokens + backend.capacity().rollback_tokens;
+  SelfcheckOptions check;
+  check.num_requests = 12;
+  check.max_prompt_tokens = 2 * kBlockTokens + 3;
+  const SelfcheckReport report = RunSelfcheck(backend, model.tokenizer, options, check, {});
+  EXPECT_TRUE(report.passed()) << report.difference->variant.Name() << ": "
+                               << report.difference->what;
+  EXPECT_GT(report.cached_tokens, 0);
+
+  const std::vector<EngineRequest> requests = SelfcheckRequests(
+      check, backend.vocab_size(), backend.capacity().window_tokens, options.max_model_len);
+  const VariantRun replayed = RunVariant(backend, model.tokenizer, options, {}, requests);
+  const VariantRun full = RunVariant(backend, model.tokenizer, BaseOptions(), {}, requests);
+  for (size_t i = 0; i < requests.size(); ++i) {
+    if (std::ssize(requests[i].prompt) > options.scheduler.replay_keep_tokens) continue;
+    EXPECT_FALSE(FindDifference({&full.outputs[i], 1}, {&replayed.outputs[i], 1}).has_value());
+  }
+}
+
+// A check that cannot fail proves nothing: outputs of other requests are told apart.
+TEST(EngineIdentity, DifferencesAreFound) {
+  LoadedModel model = LoadedModel::Load("two");
+  ExecutorBackend backend(*model.executor);
+  SelfcheckOptions options;
+  options.num_requests = 8;
+  std::vector<EngineRequest> requests = SelfcheckRequests(options, backend.vocab_size(), 8, 1024);
+  const VariantRun plain = RunVariant(backend, model.tokenizer, BaseOptions(), {}, requests);
+  for (EngineRequest& request : requests)
+    request.prompt.front() = (request.prompt.front() + 1) % 400;
+  const VariantRun other = RunVariant(backend, model.tokenizer, BaseOptions(), {}, requests);
+  EXPECT_TRUE(FindDifference(plain.outputs, other.outputs).has_value());
+}
+
+}  // namespace
+}  // namespace deepinfer
