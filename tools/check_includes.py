@@ -22,7 +22,7 @@ ALLOWED = {
 THIRD_PARTY = {
     "CLI/": {"apps"},
     "simdjson.h": {"weights", "model", "text", "apps"},
-    "nlohmann/": {"model", "apps"},
+    "nlohmann/": {"model", "engine", "apps"},
     "utf8proc.h": {"model"},
     "hwy/": {"ops"},
     "dnnl": {"ops"},

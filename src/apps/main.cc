@@ -22,6 +22,7 @@
 #include "apps/tokenize.h"
 #include "base/log.h"
 #include "base/quoted.h"
+#include "deepinfer/statistics.h"
 
 namespace deepinfer {
 namespace {
@@ -365,6 +366,11 @@ void AddSelfcheckCommand(CLI::App& app, int& status) {
   command->callback([options, &status] { status = RunSelfcheckCommand(*options); });
 }
 
+void AddMetricsCommand(CLI::App& app, int& status) {
+  app.add_subcommand("metrics", "Print what the statistics of a run contain, as docs/metrics.md")
+      ->callback([&status] { status = ExitStatus(WriteStdout(MetricsPage())); });
+}
+
 // The innermost command that the command line names.
 const CLI::App* NamedCommand(const CLI::App& app) {
   const CLI::App* command = &app;
@@ -428,6 +434,7 @@ int Main(int argc, char** argv) {
   AddMakeCheckpointCommand(app, status);
   AddSelfcheckCommand(app, status);
   AddBenchCommand(app, status);
+  AddMetricsCommand(app, status);
   static bool verbose = false;  // the sink outlives this function
   AddVerbose(&app, verbose);
   ShowLog(verbose);

@@ -27,12 +27,34 @@ void Stream::set_cpu_level(CpuLevel level) {
   cpu_level_ = std::min(level, HostCpuFeatures().best_level());
 }
 
+int64_t RoundUpScratch(int64_t bytes) {
+  return (std::max<int64_t>(bytes, 1) + kAlignment - 1) / kAlignment * kAlignment;
+}
+
+Status Stream::ReserveScratch(int64_t bytes) {
+  DI_CHECK_EQ(scratch_bytes_, 0);
+  auto chunk = std::make_unique<Chunk>();
+  DI_ASSIGN_OR_RETURN(chunk->buffer, Buffer::Allocate(device(), RoundUpScratch(bytes)));
+  chunks_.clear();
+  chunks_.push_back(std::move(chunk));
+  current_chunk_ = 0;
+  return {};
+}
+
+int64_t Stream::held_scratch_bytes() const {
+  int64_t bytes = 0;
+  for (const auto& chunk : chunks_) bytes += chunk->buffer.bytes();
+  return bytes;
+}
+
 ScratchScope::ScratchScope(Stream& stream)
     : stream_(stream),
       saved_chunk_(stream.current_chunk_),
-      saved_used_(stream.chunks_.empty() ? 0 : stream.chunks_[stream.current_chunk_]->used) {}
+      saved_used_(stream.chunks_.empty() ? 0 : stream.chunks_[stream.current_chunk_]->used),
+      saved_bytes_(stream.scratch_bytes_) {}
 
 ScratchScope::~ScratchScope() {
+  stream_.scratch_bytes_ = saved_bytes_;
   if (stream_.chunks_.empty()) return;
   for (size_t i = saved_chunk_ + 1; i < stream_.chunks_.size(); ++i) stream_.chunks_[i]->used = 0;
   stream_.chunks_[saved_chunk_]->used = saved_used_;
@@ -40,7 +62,9 @@ ScratchScope::~ScratchScope() {
 }
 
 void* ScratchScope::AllocateBytes(int64_t bytes) {
-  const int64_t rounded = (std::max<int64_t>(bytes, 1) + kAlignment - 1) / kAlignment * kAlignment;
+  const int64_t rounded = RoundUpScratch(bytes);
+  stream_.scratch_bytes_ += rounded;
+  stream_.peak_scratch_bytes_ = std::max(stream_.peak_scratch_bytes_, stream_.scratch_bytes_);
   auto& chunks = stream_.chunks_;
   for (size_t i = stream_.current_chunk_; i < chunks.size(); ++i) {
     if (chunks[i]->buffer.bytes() - chunks[i]->used >= rounded) {

@@ -13,6 +13,9 @@
 
 namespace deepinfer {
 
+// What an allocation of scratch takes: aligned, and never nothing.
+int64_t RoundUpScratch(int64_t bytes);
+
 class Stream {
  public:
   // A CPU stream with its own thread pool; scratch is allocated on demand. Errors: those of
@@ -44,6 +47,16 @@ class Stream {
     use_reference_ = value;
   }
 
+  // Makes that much scratch memory ready in one piece, so that steps which need no more allocate
+  // nothing. Outside of all scopes only. Errors: kResourceExhausted.
+  Status ReserveScratch(int64_t bytes);
+  // The most that was in use at a time.
+  int64_t peak_scratch_bytes() const {
+    return peak_scratch_bytes_;
+  }
+  // What the stream holds.
+  int64_t held_scratch_bytes() const;
+
  private:
   friend class ScratchScope;
   explicit Stream(std::unique_ptr<ThreadPool> pool);
@@ -58,6 +71,8 @@ class Stream {
   bool use_reference_ = false;
   std::vector<std::unique_ptr<Chunk>> chunks_;
   size_t current_chunk_ = 0;
+  int64_t scratch_bytes_ = 0;  // in use
+  int64_t peak_scratch_bytes_ = 0;
 };
 
 // Scratch memory of a stream: bump allocation, returned when the scope ends. Scopes nest. Memory is
@@ -81,6 +96,7 @@ class ScratchScope {
   Stream& stream_;
   size_t saved_chunk_;
   int64_t saved_used_;
+  int64_t saved_bytes_;
 };
 
 }  // namespace deepinfer

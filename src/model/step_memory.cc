@@ -1,0 +1,236 @@
+#include "model/step_memory.h"
+
+#include <algorithm>
+#include <initializer_list>
+#include <vector>
+
+#include "ops/hyper_connection/hyper_connection.h"
+#include "ops/linear/linear_kernels.h"
+#include "ops/quantize/group_quantize.h"
+#include "tensor/stream.h"
+
+namespace deepinfer {
+namespace {
+
+constexpr int64_t kBf16Bytes = 2;
+constexpr int64_t kWordBytes = 4;  // fp32 and int32
+constexpr int64_t kBlockTokens = 128;
+
+// The same nesting of scopes as the model's, with sizes in place of memory.
+class ScratchCount {
+ public:
+  void Add(int64_t bytes) {
+    used_ += RoundUpScratch(bytes);
+    peak_ = std::max(peak_, used_);
+  }
+  template <class Body>
+  void Scope(const Body& body) {
+    const int64_t saved = used_;
+    body();
+    used_ = saved;
+  }
+  int64_t peak() const {
+    return peak_;
+  }
+
+ private:
+  int64_t used_ = 0;
+  int64_t peak_ = 0;
+};
+
+class Counter {
+ public:
+  Counter(const ModelConfig& config, const StepShape& shape) : c_(config), s_(shape) {}
+
+  int64_t Count() {
+    Upload();
+    Forward();
+    return count_.peak();
+  }
+
+ private:
+  void Bf16(int64_t elements) {
+    count_.Add(elements * kBf16Bytes);
+  }
+  void Words(int64_t elements) {
+    count_.Add(elements * kWordBytes);
+  }
+
+  // A linear's prepared copy of its input, and what each thread takes.
+  void Linear(int64_t rows, int64_t k) {
+    constexpr int64_t kWaveRows = 2048;
+    count_.Scope([&] {
+      const int64_t padded = (k + kLinearBlock - 1) / kLinearBlock * kLinearBlock;
+      count_.Add(std::min(rows, kWaveRows) * (padded * kWordBytes + 64));
+      count_.Add((kLinearMaxRows * kLinearTileOutputs * kWordBytes + kLinearScratchBytes) *
+                 s_.num_threads);
+    });
+  }
+
+  void Upload() {
+    const int64_t rows = s_.rows;
+    Words(rows);          // ids
+    Words(s_.sequences);  // slots
+    Words(s_.sequences * ((s_.context + kBlockTokens - 1) / kBlockTokens));
+    Words(s_.sequences * s_.table_pages);
+    Words(s_.sequences);  // first pages
+    for (int half = 0; half < 2; ++half) {
+      Words(rows);              // positions
+      Words(rows);              // sequence of each row
+      Words(s_.sequences + 1);  // starts
+      Words(s_.sequences);      // window begins
+    }
+    Words(rows);  // kept rows
+    Words(rows * c_.engram_max_ngram_size);
+    Words(s_.logit_rows);
+    for (const int64_t ratio : Ratios()) {
+      for (int i = 0; i < 3; ++i) Words(Entries(ratio));
+    }
+  }
+
+  void Forward() {
+    const int64_t rows = s_.rows;
+    const int64_t pairs = c_.qk_rope_head_dim / 2;
+    Bf16(rows * kHcStreams * c_.hidden_size);
+    for (int i = 0; i < 3; ++i) Words(rows * kHcStreams);
+    Words(rows * kHcStreams * kHcStreams);
+    for (int i = 0; i < 3; ++i) Bf16(rows * c_.hidden_size);
+    Bf16(rows * c_.q_lora_rank);
+    for (int i = 0; i < 2; ++i) Words(rows * pairs * 2);
+    Words(rows * c_.index_topk);
+    Words(rows * c_.candidate_topk_blocks);
+    Words(rows * c_.num_experts_per_tok);
+    for (const int64_t ratio : Ratios()) Words(Entries(ratio) * pairs * 2);
+    if (s_.drops_rows) {
+      Bf16(rows * kHcStreams * c_.hidden_size);
+      Words(rows * kHcStreams);
+      for (int i = 0; i < 2; ++i) Bf16(rows * c_.hidden_size);
+      Words(rows * pairs * 2);
+    }
+    count_.Scope([&] {  // the coefficients of a hyper-connection, in double precision
+      count_.Add(rows * kHcCoefficients * 8);
+      count_.Add(rows * 8);
+    });
+    if (!c_.engram_layer_ids.empty()) count_.Scope([&] { Engram(); });
+    count_.Scope([&] { Attention(); });
+    for (const int64_t layer : c_.kv_source_layer_ids) {
+      count_.Scope([&] { CompressKeys(c_.ratio(layer)); });
+    }
+    count_.Scope([&] { MixtureOfExperts(); });
+    Bf16(s_.logit_rows * c_.hidden_size);
+    Linear(s_.logit_rows, c_.hidden_size);
+  }
+
+  void Engram() {
+    const int64_t lookups = c_.engram_rows_per_token();
+    count_.Add(s_.rows * lookups * 8);
+    Bf16(s_.rows * lookups * c_.engram_head_dim);
+    Bf16(s_.rows * (kHcStreams + 1) * c_.hidden_size);
+    Linear(s_.rows, lookups * c_.engram_head_dim);
+  }
+
+  void Attention() {
+    const int64_t rows = s_.rows;
+    const int64_t wide = c_.num_attention_heads * c_.head_dim;
+    Bf16(rows * c_.q_lora_rank);
+    Linear(rows, c_.hidden_size);
+    Bf16(rows * wide);
+    Linear(rows, c_.q_lora_rank);
+    Bf16(rows * c_.head_dim);
+    Linear(rows, c_.hidden_size);
+    count_.Add(rows * Q8RecordBytes(c_.head_dim));
+    if (!c_.index_source_layer_ids.empty()) count_.Scope([&] { SelectEntries(); });
+    Bf16(rows * wide);
+    count_.Scope([&] {
+      constexpr int64_t kKeysPerBlock = 64;
+      const int64_t stride = c_.head_dim + 16;
+      const int64_t heads = c_.num_attention_heads;
+      for (int i = 0; i < s_.num_threads; ++i) {
+        Words(kKeysPerBlock * stride);
+        Words(heads * stride);
+        Words(heads * stride);
+        Words(heads * kKeysPerBlock);
+        Words(heads);
+      }
+      if (rows < 2 * s_.num_threads) Words((c_.sliding_window + c_.index_topk) * stride);
+    });
+    Bf16(rows * c_.o_groups * c_.o_lora_rank);
+    Linear(rows, wide / c_.o_groups);
+    Linear(rows, c_.o_groups * c_.o_lora_rank);
+  }
+
+  void SelectEntries() {
+    constexpr int64_t kWaveScores = 16 << 20;
+    constexpr int64_t kTileKeys = 8;
+    const int64_t rows = s_.rows;
+    const int64_t heads = c_.index_n_heads;
+    const int64_t channels = c_.index_head_dim;
+    Bf16(rows * heads * channels);
+    Linear(rows, c_.q_lora_rank);
+    Bf16(rows * heads);
+    Linear(rows, c_.hidden_size);
+    // Rows run in waves that hold so many scores, or those of one row.
+    const int64_t scores = (s_.context + kTileKeys - 1) / kTileKeys * kTileKeys;
+    count_.Add(std::min(rows * scores, std::max(scores, kWaveScores)) * kWordBytes);
+    const int64_t groups = heads * channels / kQ4PGroup;
+    for (int64_t bytes : {heads * channels, groups * kWordBytes, groups * kWordBytes,
+                          heads * kWordBytes, int64_t{1}}) {
+      count_.Add(rows * RoundUpScratch(bytes));
+    }
+  }
+
+  void CompressKeys(int64_t ratio) {
+    const int64_t entries = Entries(ratio);
+    Bf16(entries * c_.head_dim);
+    if (ratio == 1) {
+      Bf16(entries * c_.hidden_size);
+      Linear(entries, c_.hidden_size);
+    } else {
+      Words(s_.rows * c_.head_dim);
+      Words(s_.rows * c_.head_dim);
+      Linear(s_.rows, c_.hidden_size);
+    }
+    Bf16(entries * c_.index_head_dim);
+    Linear(entries, c_.head_dim);
+  }
+
+  void MixtureOfExperts() {
+    const int64_t rows = s_.rows;
+    const int64_t slots = rows * c_.num_experts_per_tok;
+    Words(rows * c_.n_routed_experts);
+    Linear(rows, c_.hidden_size);
+    for (int i = 0; i < 4; ++i) Words(slots);
+    Words(c_.n_routed_experts + 1);
+    for (int i = 0; i < 2; ++i) Bf16(slots * c_.moe_intermediate_size);
+    Bf16(slots * c_.hidden_size);
+    Bf16(rows * c_.hidden_size);
+    Linear(slots, std::max(c_.hidden_size, c_.moe_intermediate_size));
+  }
+
+  // The distinct compression ratios.
+  std::vector<int64_t> Ratios() const {
+    std::vector<int64_t> ratios;
+    for (const int64_t layer : c_.kv_source_layer_ids) {
+      if (std::find(ratios.begin(), ratios.end(), c_.ratio(layer)) == ratios.end()) {
+        ratios.push_back(c_.ratio(layer));
+      }
+    }
+    return ratios;
+  }
+  // Entries that the rows of a step complete: a sequence's share may be one more than rounded down.
+  int64_t Entries(int64_t ratio) const {
+    return std::min(s_.rows, s_.rows / ratio + s_.sequences);
+  }
+
+  const ModelConfig& c_;
+  const StepShape& s_;
+  ScratchCount count_;
+};
+
+}  // namespace
+
+int64_t StepScratchBytes(const ModelConfig& config, const StepShape& shape) {
+  return Counter(config, shape).Count();
+}
+
+}  // namespace deepinfer

@@ -1,0 +1,25 @@
+// How much scratch memory a step of the model takes at most, from the shapes alone, so that it can
+// be planned and reserved before anything runs. Mirrors Model::Forward, the operations it calls and
+// the arrays that the executor uploads; a test compares it with what steps really take.
+#pragma once
+
+#include <cstdint>
+
+#include "model/config.h"
+
+namespace deepinfer {
+
+struct StepShape {
+  int64_t rows = 1;
+  int64_t sequences = 1;
+  int64_t logit_rows = 1;
+  int64_t context = 1;      // tokens of the longest sequence, rows of the step included
+  int64_t table_pages = 1;  // window pages of the sequence that has most
+  bool drops_rows = false;  // the decoder half runs on a copy of the rows that are kept
+  int num_threads = 1;
+};
+
+// Bytes of scratch, every allocation rounded up as a stream does. Logits are not part of it.
+int64_t StepScratchBytes(const ModelConfig& config, const StepShape& shape);
+
+}  // namespace deepinfer

@@ -1,0 +1,89 @@
+#include "model/weight_memory.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "ops/linear/linear_kernels.h"
+
+namespace deepinfer {
+namespace {
+
+int64_t CeilDiv(int64_t a, int64_t b) {
+  return (a + b - 1) / b;
+}
+
+// A linear of [n, k] in tiles (ops/linear/linear_pack.h); its scales are among them.
+int64_t PackedBytes(StoredDType dtype, int64_t n, int64_t k) {
+  constexpr int64_t kHeaderBytes = 512;  // of the object and the allocation
+  const int64_t tiles = CeilDiv(n, kLinearTileOutputs);
+  const int64_t blocks = CeilDiv(k, kLinearBlock);
+  const int64_t codes = blocks * kLinearBlock * kLinearTileOutputs;
+  int64_t tile = 0;
+  switch (dtype) {
+    case StoredDType::kF8E4M3:
+      tile = CeilDiv(2 * blocks, 64) * 64 + codes;
+      break;
+    case StoredDType::kI8:
+      tile = blocks * kLinearTileOutputs + codes / 2;
+      break;
+    default:
+      tile = 2 * codes;
+  }
+  return tiles * tile + kLinearTileSlack + kHeaderBytes;
+}
+
+bool IsLoadedOnCpu(TensorGroup group) {
+  return group != TensorGroup::kDraftExperts && group != TensorGroup::kDraft &&
+         group != TensorGroup::kVision;
+}
+
+}  // namespace
+
+int64_t WeightMemory::resident_bytes() const {
+  return std::accumulate(resident.begin(), resident.end(), int64_t{0});
+}
+
+int64_t WeightMemory::mapped_bytes() const {
+  return std::accumulate(mapped.begin(), mapped.end(), int64_t{0});
+}
+
+WeightMemory CpuWeightMemory(const ModelConfig& config) {
+  WeightMemory memory;
+  for (const TensorSpec& tensor : ExpectedTensors(config)) {
+    if (!IsLoadedOnCpu(tensor.group)) continue;
+    const auto group = static_cast<size_t>(tensor.group);
+    int64_t& resident = memory.resident[group];
+    const int64_t bytes = StoredBytes(tensor);
+    if (tensor.group == TensorGroup::kEngramTable || tensor.name == "embed.weight") {
+      memory.mapped[group] += bytes;
+    } else if (tensor.shape.size() != 2 || tensor.dtype == StoredDType::kF32) {
+      resident += bytes;
+    } else if (tensor.name.ends_with("attn.wo_a.weight")) {
+      resident += config.o_groups *
+                  PackedBytes(tensor.dtype, tensor.shape[0] / config.o_groups, tensor.shape[1]);
+    } else if (tensor.dtype == StoredDType::kI8) {  // two codes a byte
+      resident += PackedBytes(tensor.dtype, tensor.shape[0], 2 * tensor.shape[1]);
+    } else if (tensor.dtype != StoredDType::kF8E8M0) {
+      resident += PackedBytes(tensor.dtype, tensor.shape[0], tensor.shape[1]);
+    }
+  }
+  return memory;
+}
+
+bool IsSplitOverRanks(TensorGroup group) {
+  return group == TensorGroup::kRoutedExperts || group == TensorGroup::kDraftExperts ||
+         group == TensorGroup::kEngramTable;
+}
+
+WeightMemory GpuWeightMemory(const ModelConfig& config, int64_t ranks) {
+  WeightMemory memory;
+  const std::array<GroupSize, kNumTensorGroups> groups = SizesByGroup(ExpectedTensors(config));
+  for (size_t i = 0; i < kNumTensorGroups; ++i) {
+    memory.resident[i] = IsSplitOverRanks(static_cast<TensorGroup>(i))
+                             ? CeilDiv(groups[i].bytes, ranks)
+                             : groups[i].bytes;
+  }
+  return memory;
+}
+
+}  // namespace deepinfer
