@@ -327,7 +327,7 @@ RC_GTEST_PROP(SequenceState, RandomProgramsOfTheVerbsAgreeWithAPlainModel, ()) {
         tokens.resize(static_cast<size_t>(at));
         // The first page of an image is complete in the window only.
         if (oldest / kBlockTokens * kBlockTokens < sequence.state.window_begin()) break;
-        model.sequences.push_back({std::move(*fork), std::move(tokens), "", {}, true});
+        model.sequences.push_back({std::move(*fork), std::move(tokens), "", {}});
         break;
       }
       case 6:
