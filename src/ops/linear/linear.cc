@@ -162,8 +162,8 @@ void RunWave(const Problem& problem, const Segment* segments, size_t count, Stre
   // All weights are of one level, and the kernels of one level take the same kind of x.
   const bool x_is_bf16 = ImplementationFor(*segments[0].weight->packed()).x_is_bf16;
   const LinearCodes codes = CodesOf(segments[0].weight->format());
-  const bool scales_x = ImplementationFor(*segments[0].weight->packed()).scales_x &&
-                        codes != LinearCodes::kBf16;
+  const bool scales_x =
+      ImplementationFor(*segments[0].weight->packed()).scales_x && codes != LinearCodes::kBf16;
   const int64_t first_row = segments[0].first_row;
   const int64_t rows = segments[count - 1].first_row + segments[count - 1].rows - first_row;
   const int64_t element = x_is_bf16 ? 2 : 4;
@@ -203,8 +203,7 @@ void RunWave(const Problem& problem, const Segment* segments, size_t count, Stre
       x_exponents[s] = kLinearUnscaledX;
       if (segments[s].rows != 1 || !scales_x) continue;
       char* row = prepared + (segments[s].first_row - first_row) * stride * element;
-      x_exponents[s] =
-          LinearScaleRowAvx2(codes, reinterpret_cast<float*>(row), problem.padded_k);
+      x_exponents[s] = LinearScaleRowAvx2(codes, reinterpret_cast<float*>(row), problem.padded_k);
     }
   };
   const int64_t num_segments = static_cast<int64_t>(count);

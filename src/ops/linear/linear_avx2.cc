@@ -6,21 +6,23 @@
 // values come from, never in this chain.
 //
 // One row is bound by memory, 0.53 (FP4), 1.0 (FP8) and 2 bytes (bf16) per weight: at 13 GB/s for
-// each of two cores that is 7.9 FP4 weights per cycle of 3.2 GHz. Eight weights cost one FMA
-// and 2.4 (FP4) to 4 (FP8) instructions of conversion on four vector pipes, so FP4 sits at the edge
-// and decides the form of the loop. Several rows are bound by FMAs: 16 outputs x 6 rows of
-// accumulators, codes converted once per call into a panel in L1 and L2.
+// each of two cores that is 7.9 FP4 weights per cycle of 3.2 GHz. 64 weights cost 8 FMAs and 16
+// instructions of conversion (FP4 and FP8) on four vector pipes: FP4 sits at the edge. Several rows
+// are bound by FMAs: 16 outputs x 6 rows of accumulators, codes converted once per call into a
+// panel in L1 and L2.
 //
 // Measured on one Zen 3 core (EPYC 7003, 3.2 GHz, weights in L2; best of many while others used the
-// machine): one row FP4 23.2, FP8 13.2, bf16 30 weights/ns, i.e. 12.3, 13.2 and 60 GB/s of codes
-// where a core's half of DRAM bandwidth is 13.4; 64 rows 80-82 % of the FMA peak in every format.
+// machine): one row FP4 26.0, FP8 23.4, bf16 30 weights/ns, i.e. 13.8, 23.4 and 60 GB/s of codes
+// where a core's half of DRAM bandwidth is 13.4. That is 8 cycles per 64 FP4 weights; six would be
+// enough for four pipes, but instructions that can only use some of them (a shift, then an AND,
+// then an FMA) get through at 3.2 per cycle in any mixture tried, only additions in their place
+// at 4.
 //
-// Tried and lost, FP4 in weights/ns: shifts instead of integer multiplications (20.2: shuffle and
-// shift pipes saturate); eight accumulators, a whole column at a time (21.8: spills); int8 table,
-// then conversion of dwords (17); byte merges by multiplication instead of half of the unpacks
-// (20.1). Not tried on this CPU for their instruction counts: fp16 table and vcvtph2ps, vpermps.
-// FP8 by multiplying the code as fp32 bits with 2^120: 8.5, because every vector with a subnormal
-// code costs four extra cycles; through fp16: 13.2.
+// Tried and lost, FP4 in weights/ns: a table of the two upper bytes of fp32 by PSHUFB, unpacked
+// (23.2 at half a tile, whose four chains of FMAs take eight cycles per 64 weights); int8 table,
+// then conversion of dwords (17); all four columns of four vectors of codes in turn (24.4) and of
+// one (25.1); shifts only (25.6); multiplications only (24.8).
+// FP8 through fp16: 13.2, because VCVTPH2PS is two instructions.
 #include <immintrin.h>
 
 #include "ops/linear/linear_kernels.h"
@@ -42,27 +44,47 @@ inline __m256 OddWords(__m256i words) {
 
 // Codes become fp32 by moving their bits: the sign to bit 31, exponent and mantissa to where fp32
 // has the low bits of the one and the high bits of the other. That is the value times 2^-126 (FP4)
-// or 2^-120 (FP8), with the subnormal codes as fp32 subnormals, which cost a multiply-add nothing as
-// factors on Zen 3. The exponent's bias is made up for in x and in the sum of a block.
+// or 2^-120 (FP8), with the subnormal codes as fp32 subnormals, which cost a multiply-add nothing
+// as factors on Zen 3. The exponent's bias is made up for in x and in the sum of a block.
 constexpr int kFp4CodeExponent = -126;
 constexpr int kFp8CodeExponent = -120;
 
-constexpr int16_t kFp4FromBit12 = 1 << 10;
-constexpr int16_t kFp4FromBit8 = 1 << 14;
-alignas(32) constexpr int16_t kFp4EvenFrom12[16] = {
-    kFp4FromBit12, 0, kFp4FromBit12, 0, kFp4FromBit12, 0, kFp4FromBit12, 0,
-    kFp4FromBit12, 0, kFp4FromBit12, 0, kFp4FromBit12, 0, kFp4FromBit12, 0};
-alignas(32) constexpr int16_t kFp4EvenFrom8[16] = {
-    kFp4FromBit8, 0, kFp4FromBit8, 0, kFp4FromBit8, 0, kFp4FromBit8, 0,
-    kFp4FromBit8, 0, kFp4FromBit8, 0, kFp4FromBit8, 0, kFp4FromBit8, 0};
+struct alignas(32) Words {
+  int16_t even_and_odd[16];
+};
 
-// The even words, sign-extended, times a power of two: a shift that does not use the shift pipes.
-// The factors stay in memory, for the registers are all in use.
-inline __m256i MultiplyEvenWords(__m256i words, const int16_t (&factors)[16]) {
+constexpr Words AlternatingWords(int16_t even, int16_t odd) {
+  Words words = {};
+  for (int i = 0; i < 16; i += 2) {
+    words.even_and_odd[i] = even;
+    words.even_and_odd[i + 1] = odd;
+  }
+  return words;
+}
+
+// Factors that stand in for shifts: Zen 3 shifts on two of its four vector pipes and multiplies
+// integers on another two. They stay in memory, because the registers are all in use, and the
+// instructions are spelt out, because the compiler would make them shifts again.
+constexpr Words kEvenBy10 = AlternatingWords(1 << 10, 0);
+constexpr Words kEvenBy14 = AlternatingWords(1 << 14, 0);
+constexpr Words kDwordsBy6 = AlternatingWords(1 << 6, 0);
+constexpr Words kWordsBy5 = AlternatingWords(1 << 5, 1 << 5);
+
+inline __m256i MultiplyEvenWords(__m256i words, const Words& factors) {  // sign-extended to dwords
   __m256i product;
-  asm("vpmaddwd %2, %1, %0"
-      : "=x"(product)
-      : "x"(words), "m"(*reinterpret_cast<const __m256i*>(factors)));
+  asm("vpmaddwd %2, %1, %0" : "=x"(product) : "x"(words), "m"(factors));
+  return product;
+}
+
+inline __m256i MultiplyWords(__m256i words, const Words& factors) {
+  __m256i product;
+  asm("vpmullw %2, %1, %0" : "=x"(product) : "x"(words), "m"(factors));
+  return product;
+}
+
+inline __m256i MultiplyDwords(__m256i dwords, const Words& factors) {
+  __m256i product;
+  asm("vpmulld %2, %1, %0" : "=x"(product) : "x"(dwords), "m"(factors));
   return product;
 }
 
@@ -71,24 +93,44 @@ inline __m256i MultiplyEvenWords(__m256i words, const int16_t (&factors)[16]) {
 template <class Use>
 inline void Fp4Columns(const uint8_t* codes, Use use) {
   const __m256i mask = _mm256_set1_epi32(static_cast<int>(0x81c00000u));
-  const auto masked = [&](__m256i bits)
-      __attribute__((always_inline)) { return _mm256_castsi256_ps(_mm256_and_si256(bits, mask)); };
-#pragma GCC unroll 4
-  for (int u = 0; u < 4; ++u) {
-    const auto* from = reinterpret_cast<const __m256i*>(codes + 32 * u);
-    const __m256i words = _mm256_load_si256(from);
-    use(0, 2 * u + 1, masked(words));
-    use(0, 2 * u, masked(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes + 32 * u - 2))));
-    use(1, 2 * u + 1, masked(_mm256_slli_epi32(words, 6)));
-    use(1, 2 * u, masked(_mm256_slli_epi32(words, 22)));
-    __m256i twice;
-    // An addition may use any pipe; the compiler would make it a shift.
-    asm("vpaddw %1, %1, %0" : "=x"(twice) : "x"(words));
-    use(2, 2 * u + 1, masked(_mm256_srai_epi32(twice, 6)));
-    use(2, 2 * u, masked(MultiplyEvenWords(twice, kFp4EvenFrom12)));
-    const __m256i shifted = _mm256_slli_epi16(words, 5);
-    use(3, 2 * u + 1, masked(_mm256_srai_epi32(shifted, 2)));
-    use(3, 2 * u, masked(MultiplyEvenWords(shifted, kFp4EvenFrom8)));
+  const auto masked = [&](__m256i bits) __attribute__((always_inline)) {
+    return _mm256_castsi256_ps(_mm256_and_si256(bits, mask));
+  };
+    // Two vectors of codes in turn: with one, the chains of multiply-adds are too few for the
+    // schedulers to look past; with four, the registers do not suffice.
+#pragma GCC unroll 2
+  for (int first = 0; first < 4; first += 2) {
+    __m256i words[2];
+#pragma GCC unroll 2
+    for (int i = 0; i < 2; ++i) {
+      const uint8_t* from = codes + 32 * (first + i);
+      words[i] = _mm256_load_si256(reinterpret_cast<const __m256i*>(from));
+      asm("" : "+x"(words[i]));  // or the compiler loads them again for every use
+      const int v = 2 * (first + i);
+      use(0, v + 1, masked(words[i]));
+      use(0, v, masked(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from - 2))));
+    }
+#pragma GCC unroll 2
+    for (int i = 0; i < 2; ++i) {
+      const int v = 2 * (first + i);
+      use(1, v + 1, masked(MultiplyDwords(words[i], kDwordsBy6)));
+      use(1, v, masked(_mm256_slli_epi32(words[i], 22)));
+    }
+#pragma GCC unroll 2
+    for (int i = 0; i < 2; ++i) {
+      const int v = 2 * (first + i);
+      __m256i twice;
+      asm("vpaddw %1, %1, %0" : "=x"(twice) : "x"(words[i]));  // on any pipe
+      use(2, v + 1, masked(_mm256_srai_epi32(twice, 6)));
+      use(2, v, masked(MultiplyEvenWords(twice, kEvenBy10)));
+    }
+#pragma GCC unroll 2
+    for (int i = 0; i < 2; ++i) {
+      const int v = 2 * (first + i);
+      const __m256i shifted = MultiplyWords(words[i], kWordsBy5);
+      use(3, v + 1, masked(_mm256_srai_epi32(shifted, 2)));
+      use(3, v, masked(MultiplyEvenWords(shifted, kEvenBy14)));
+    }
   }
 }
 
@@ -97,10 +139,10 @@ inline void Fp4Columns(const uint8_t* codes, Use use) {
 template <class Use>
 inline void Fp8Columns(const uint8_t* codes, Use use) {
   const __m256i mask = _mm256_set1_epi32(static_cast<int>(0x87f00000u));
-#pragma GCC unroll 8
-  for (int v = 0; v < kVectors; ++v) {
 #pragma GCC unroll 4
-    for (int c = 0; c < 4; ++c) {
+  for (int c = 0; c < 4; ++c) {
+#pragma GCC unroll 8
+    for (int v = 0; v < kVectors; ++v) {
       const __m256i top =
           _mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes + 32 * v + c - 3));
       use(c, v, _mm256_castsi256_ps(_mm256_and_si256(_mm256_srai_epi32(top, 4), mask)));
@@ -369,9 +411,9 @@ void MultiplyRows(const LinearTileJob& job, int64_t row, int64_t first_block, in
   const float* x =
       static_cast<const float*>(job.x) + row * job.x_stride + first_block * kLinearBlock;
   for (int s = 0; s < 4; s += kStrips) {
-    MultiplyStrips<kRows, kStrips>(
-        x, job.x_stride, panel.values + s * panel.strip,
-        panel.strip, panel.scales + 16 * s, blocks, job.totals + row * kLinearTileOutputs + 16 * s);
+    MultiplyStrips<kRows, kStrips>(x, job.x_stride, panel.values + s * panel.strip, panel.strip,
+                                   panel.scales + 16 * s, blocks,
+                                   job.totals + row * kLinearTileOutputs + 16 * s);
   }
 }
 
@@ -415,8 +457,7 @@ void ManyRows(const LinearTileJob& job) {
 void LinearTileAvx2(const LinearTileJob& job) {
   for (int64_t i = 0; i < job.rows * kLinearTileOutputs; i += 8)
     _mm256_store_ps(job.totals + i, _mm256_setzero_ps());
-  if (job.rows > 1 ||
-      (job.codes != LinearCodes::kBf16 && job.x_exponent == kLinearUnscaledX)) {
+  if (job.rows > 1 || (job.codes != LinearCodes::kBf16 && job.x_exponent == kLinearUnscaledX)) {
     ManyRows(job);
     return;
   }

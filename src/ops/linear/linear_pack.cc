@@ -106,8 +106,8 @@ int64_t Fp8Offset(LinearLayout layout, int64_t blocks, int64_t output, int64_t k
   return header + k / 4 * 4 * kTile + output * 4 + k % 4;
 }
 
-// Byte offset of the codes of a block of FP4, and of those of a column's group of 4 (kLanes) or 8
-// (kPairs) columns in its tile.
+// Byte offset in its tile of the codes of a column and the others of its group of 4 (kLanes) or 8
+// (kPairs).
 int64_t Fp4GroupOffset(LinearLayout layout, int64_t k) {
   const int64_t columns = layout == LinearLayout::kPairs ? 8 : 4;
   return k / kBlock * (kTile + kBlock * kTile / 2) + kTile +
