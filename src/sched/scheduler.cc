@@ -55,7 +55,6 @@ struct Sequence {
 
   // Running.
   std::optional<SequenceState> state;
-  uint64_t epoch = 0;  // changes when the state is given back: rows of before do not count for it
   bool approximate = false;
   int64_t window_begin = 0;
   int64_t entries_begin = 0;
@@ -114,7 +113,6 @@ struct Sequence {
 // A chunk of a step that has been handed out and not been committed.
 struct FlightChunk {
   Sequence* sequence = nullptr;
-  uint64_t epoch = 0;
   int64_t end = 0;
   bool samples = false;
 };
@@ -242,7 +240,6 @@ struct Scheduler::Impl {
 
   void DropState(Sequence& sequence) {
     sequence.state.reset();
-    ++sequence.epoch;
     sequence.approximate = false;
     sequence.window_begin = sequence.entries_begin = 0;
     sequence.cursor = {};
@@ -293,7 +290,6 @@ struct Scheduler::Impl {
       sequence.image = sequence.state->Save(&step->commands);
       sequence.state.reset();
       sequence.cursor = {};
-      ++sequence.epoch;
       sequence.room_end = sequence.published = 0;
     } else {
       Publish(sequence, /*is_end=*/true);
@@ -652,7 +648,7 @@ struct Scheduler::Impl {
                               .decoder_begin = s->decoder_begin,
                               .entries_begin = s->entries_begin});
       step->num_rows += rows;
-      flight.push_back({s, s->epoch, end, samples});
+      flight.push_back({s, end, samples});
 
       const int64_t fresh_begin = begin + repeated;
       const int64_t prompt_rows =
@@ -713,10 +709,12 @@ struct Scheduler::Impl {
     if (chunk.samples && token >= 0) sequence.tokens.push_back(token);
     if (!ran || (chunk.samples && token < 0)) sequence.failed = true;
     if (!sequence.failed) {
-      if (chunk.epoch == sequence.epoch) sequence.committed = chunk.end;
       const bool prompt_has_run = sequence.most_committed >= sequence.prompt_tokens;
       sequence.most_committed = std::max(sequence.most_committed, chunk.end);
-      if (sequence.phase == Phase::kRunning && chunk.epoch == sequence.epoch) {
+      // It runs on the state that the chunk was computed with: after a preemption it would not have
+      // come back before this.
+      if (sequence.phase == Phase::kRunning) {
+        sequence.committed = chunk.end;
         // Others wait for this prompt: its end is worth keeping, too.
         Publish(sequence, /*is_end=*/!prompt_has_run && !sequence.followers.empty() &&
                               sequence.most_committed >= sequence.prompt_tokens);

@@ -587,6 +587,21 @@ TEST_F(SchedulerTest, ASequenceAsLargeAsThePoolRunsThoughTheCacheSharesItsEnd) {
   EXPECT_EQ(scheduler_->tokens(2).size(), 380u);
 }
 
+TEST_F(SchedulerTest, ALoneSequenceTakesBackWhatTheCacheSharesInsteadOfGivingWay) {
+  Start({}, /*blocks=*/2, /*pages=*/3, 4, /*with_cache=*/true);
+  Add(Spec(1, 250, 6));
+  SequenceSpec follower = Spec(1, 250, 6);
+  follower.id = 2;
+  follower.leader = 1;
+  Add(follower);
+  Step();
+  EXPECT_GT(cache_->num_nodes(), 0);
+  // Both blocks are its own, but the cache shares the second one with it and there is no third.
+  Step();
+  EXPECT_THAT(Chunks(), ElementsAre("1: 250-251"));
+  EXPECT_EQ(scheduler_->preemptions(1), 0);
+}
+
 TEST_F(SchedulerTest, StepsInWhichNoBlockBeginsAllocateNothing) {
   Start({.max_num_seqs = 64, .max_num_batched_tokens = 8192}, 256, 256, 64, /*with_cache=*/true);
   for (SeqId id = 1; id <= 64; ++id) Add(Spec(id, 5 + id, 60));
