@@ -5,6 +5,8 @@
 
 #include <numeric>
 
+#include "state/allocation_count_for_test.h"
+
 namespace deepinfer {
 namespace {
 
@@ -453,6 +455,169 @@ TEST_F(SchedulerTest, TheReplayedPartIsComputedFromThePromptAlone) {
   ASSERT_EQ(step_.chunks.size(), 3u);
   EXPECT_EQ(step_.chunks[1].decoder_begin, 0);
   EXPECT_EQ(step_.chunks[2].decoder_begin, 0);
+}
+
+TEST_F(SchedulerTest, ARepeatedPromptRunsOnlyItsLastTokens) {
+  Start({}, 64, 64, 16, /*with_cache=*/true);
+  Add(Spec(1, 300, 5));
+  Step();
+  scheduler_->End(1);
+  SequenceSpec again = Spec(1, 300, 5);
+  again.id = 2;
+  Add(again);
+  Step();
+  EXPECT_THAT(Chunks(), ElementsAre("2: 298-300"));
+  EXPECT_EQ(scheduler_->cached_tokens(2), 298);
+  EXPECT_EQ(scheduler_->counters().cached_tokens, 298);
+  EXPECT_EQ(scheduler_->counters().prompt_tokens, 302);
+  // Other salts, requests that opt out and those that want prompt logits do not share.
+  SequenceSpec other = again;
+  other.id = 3;
+  other.cache_salt = "another";
+  Add(other);
+  other = again;
+  other.id = 4;
+  other.use_prefix_cache = false;
+  Add(other);
+  other = again;
+  other.id = 5;
+  other.first_prompt_logit_row = 0;
+  Add(other);
+  Step();
+  EXPECT_THAT(Chunks(), ElementsAre("2: 300-301", "3: 0-300", "4: 0-211"));
+  Step();
+  EXPECT_THAT(Chunks(), ElementsAre("2: 301-302", "3: 300-301", "4: 211-300", "5: 0-257"));
+  EXPECT_EQ(scheduler_->cached_tokens(5), 0);
+}
+
+TEST_F(SchedulerTest, RowsInFlightAreNotPublished) {
+  Start({.max_num_batched_tokens = 256}, 64, 64, 16, /*with_cache=*/true);
+  Add(Spec(1, 400, 5));
+  Plan();
+  Commit();
+  Plan();
+  scheduler_->End(1);  // rows 256 ... 399 are in flight
+  SequenceSpec again = Spec(1, 400, 5);
+  again.id = 2;
+  Add(again);
+  Plan();
+  EXPECT_THAT(Chunks(), ElementsAre("2: 256-400"));
+}
+
+TEST_F(SchedulerTest, AFailedStepPublishesNothing) {
+  Start({}, 64, 64, 16, /*with_cache=*/true);
+  Add(Spec(1, 400, 5));
+  Plan();
+  Commit(/*ran=*/false);
+  scheduler_->End(1);
+  EXPECT_EQ(cache_->num_nodes(), 0);
+}
+
+TEST_F(SchedulerTest, FollowersFindThePromptOfTheirLeaderInTheCache) {
+  Start({}, 64, 64, 16, /*with_cache=*/true);
+  Add(Spec(1, 301, 5));
+  for (const SeqId id : {2, 3}) {
+    SequenceSpec follower = Spec(1, 301, 5);
+    follower.id = id;
+    follower.leader = 1;
+    Add(follower);
+  }
+  Step();
+  EXPECT_THAT(Chunks(), ElementsAre("1: 0-301"));
+  Step();
+  EXPECT_THAT(Chunks(), ElementsAre("1: 301-302", "2: 300-301", "3: 300-301"));
+  // All three write to the block that they share now: two of them to a copy.
+  int64_t copies = 0;
+  for (const StateCommand& command : step_.commands)
+    copies += command.kind == StateCommand::Kind::kCopyBlock;
+  EXPECT_EQ(copies, 3);  // the cache keeps the original
+}
+
+TEST_F(SchedulerTest, WithReplayAHitEndsBeforeTheReplayedPart) {
+  Start({.replay_keep_tokens = 140}, 64, 64, 16, /*with_cache=*/true);
+  Add(Spec(1, 600, 5));
+  Step();
+  scheduler_->End(1);
+  SequenceSpec again = Spec(1, 600, 5);
+  again.id = 2;
+  Add(again);
+  Step();
+  EXPECT_EQ(step_.chunks[0].decoder_begin, 460);
+  EXPECT_LE(step_.chunks[0].begin, 460);
+  EXPECT_GE(step_.chunks[0].begin, 384);
+}
+
+TEST_F(SchedulerTest, AnApproximateHitRunsItsWindowAgainAndIsNotPublished) {
+  Start({.approximate_hit_tokens = 200}, 64, /*pages=*/3, 16, /*with_cache=*/true);
+  Add(Spec(1, 600, 2));
+  while (!Step().chunks.empty()) {
+  }
+  scheduler_->End(1);
+  Add(Spec(2, 700, 2));  // its pages push out those of the first
+  while (!Step().chunks.empty()) {
+  }
+  scheduler_->End(2);
+  const int64_t nodes = cache_->num_nodes();
+  SequenceSpec again = Spec(1, 700, 2);
+  again.id = 3;
+  Add(again);
+  Step();
+  ASSERT_EQ(step_.chunks.size(), 1u);
+  const PlannedChunk& chunk = step_.chunks[0];
+  EXPECT_EQ(chunk.entries_begin, 600);
+  EXPECT_EQ(chunk.begin, 400);
+  EXPECT_EQ(chunk.window_begin, 400);
+  EXPECT_LE(chunk.first_window_page * kBlockTokens, 400);
+  EXPECT_EQ(scheduler_->cached_tokens(3), 400);
+  while (!Step().chunks.empty()) EXPECT_EQ(step_.chunks[0].window_begin, 400);
+  scheduler_->End(3);
+  EXPECT_EQ(cache_->num_nodes(), nodes);
+}
+
+TEST_F(SchedulerTest, ASequenceAsLargeAsThePoolRunsThoughTheCacheSharesItsEnd) {
+  Start({}, /*blocks=*/3, /*pages=*/3, 4, /*with_cache=*/true);
+  Add(Spec(1, 330, 2));
+  Step();
+  scheduler_->End(1);
+  SequenceSpec again = Spec(1, 330, 50);
+  again.id = 2;
+  Add(again);
+  int64_t steps = 0;
+  while (!Step().chunks.empty() && steps < 100) ++steps;
+  EXPECT_EQ(scheduler_->tokens(2).size(), 380u);
+}
+
+TEST_F(SchedulerTest, ALoneSequenceTakesBackWhatTheCacheSharesInsteadOfGivingWay) {
+  Start({}, /*blocks=*/2, /*pages=*/3, 4, /*with_cache=*/true);
+  Add(Spec(1, 250, 6));
+  SequenceSpec follower = Spec(1, 250, 6);
+  follower.id = 2;
+  follower.leader = 1;
+  Add(follower);
+  Step();
+  EXPECT_GT(cache_->num_nodes(), 0);
+  // Both blocks are its own, but the cache shares the second one with it and there is no third.
+  Step();
+  EXPECT_THAT(Chunks(), ElementsAre("1: 250-251"));
+  EXPECT_EQ(scheduler_->preemptions(1), 0);
+}
+
+TEST_F(SchedulerTest, StepsInWhichNoBlockBeginsAllocateNothing) {
+  Start({.max_num_seqs = 64, .max_num_batched_tokens = 8192}, 256, 256, 64, /*with_cache=*/true);
+  for (SeqId id = 1; id <= 64; ++id) Add(Spec(id, 5 + id, 60));
+  std::vector<Scheduler::ChunkResult> results;
+  results.reserve(64);
+  int64_t allocations = 0;
+  for (int i = 0; i < 40; ++i) {
+    const int64_t before = AllocationCount();
+    scheduler_->Schedule(0, &step_);
+    results.clear();
+    for (const PlannedChunk& chunk : step_.chunks) results.push_back({chunk.id, 7});
+    scheduler_->Commit(results);
+    if (i >= 2) allocations += AllocationCount() - before;
+  }
+  EXPECT_EQ(step_.chunks.size(), 64u);
+  EXPECT_EQ(allocations, 0);
 }
 
 TEST_F(SchedulerTest, CountersAddUp) {
