@@ -8,6 +8,7 @@
 
 #include "base/check.h"
 #include "base/log.h"
+#include "model/decoder_replay.h"
 #include "model/engram_token_map.h"
 #include "model/inventory.h"
 #include "model/model.h"
@@ -95,6 +96,7 @@ Result<std::unique_ptr<Executor>> Executor::Create(const ExecutorOptions& option
                             config.engram_max_ngram_size, kMaxLookback, kMaxLookback + 1),
                 "text_config.engram_max_ngram_size");
   }
+  if (options.replay != ReplayMode::kOff) DI_RETURN_IF_ERROR(CheckDecoderReplay(config));
   DI_ASSIGN_OR_RETURN(Checkpoint opened, Checkpoint::Open(options.model_dir));
   auto checkpoint = std::make_shared<const Checkpoint>(std::move(opened));
   DI_RETURN_IF_ERROR(CheckInventory(*checkpoint, config));
