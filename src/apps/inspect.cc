@@ -5,16 +5,12 @@
 
 #include "apps/output.h"
 #include "apps/print.h"
+#include "model/weight_memory.h"
 #include "ops/quantize/group_quantize.h"
 #include "weights/checkpoint.h"
 
 namespace deepinfer {
 namespace {
-
-bool IsSplitOverRanks(TensorGroup group) {
-  return group == TensorGroup::kRoutedExperts || group == TensorGroup::kDraftExperts ||
-         group == TensorGroup::kEngramTable;
-}
 
 void AddStateSizes(const ModelConfig& config, InspectReport& report) {
   report.window_bytes = (config.num_hidden_layers + config.num_nextn_predict_layers) *
@@ -84,20 +80,11 @@ Result<InspectReport> InspectCheckpoint(const std::string& dir) {
   report.num_tensors = static_cast<int64_t>(checkpoint.tensors().size());
   report.tensor_bytes = checkpoint.total_bytes();
   report.groups = SizesByGroup(ExpectedTensors(report.config));
-  const auto group_bytes = [&](TensorGroup group) {
-    return report.groups[static_cast<size_t>(group)].bytes;
-  };
-  report.cpu_mapped_bytes = group_bytes(TensorGroup::kEngramTable) +
-                            report.config.vocab_size * report.config.hidden_size * 2;
-  report.cpu_packed_bytes = report.tensor_bytes - report.cpu_mapped_bytes -
-                            group_bytes(TensorGroup::kDraftExperts) -
-                            group_bytes(TensorGroup::kDraft) - group_bytes(TensorGroup::kVision);
-  int64_t split = 0;
-  for (size_t i = 0; i < kNumTensorGroups; ++i) {
-    if (IsSplitOverRanks(static_cast<TensorGroup>(i))) split += report.groups[i].bytes;
-  }
+  const WeightMemory cpu = CpuWeightMemory(report.config);
+  report.cpu_mapped_bytes = cpu.mapped_bytes();
+  report.cpu_packed_bytes = cpu.resident_bytes();
   for (const int64_t ranks : {1, 4, 8, 16, 64}) {
-    report.ranks.push_back({ranks, report.tensor_bytes - split + (split + ranks - 1) / ranks});
+    report.ranks.push_back({ranks, GpuWeightMemory(report.config, ranks).resident_bytes()});
   }
   AddStateSizes(report.config, report);
   return report;

@@ -17,6 +17,7 @@
 #include "apps/logits.h"
 #include "apps/make_checkpoint.h"
 #include "apps/output.h"
+#include "apps/plan.h"
 #include "apps/print.h"
 #include "apps/selfcheck.h"
 #include "apps/tokenize.h"
@@ -62,6 +63,46 @@ void AddInspectCommand(CLI::App& app, int& status) {
   command->add_option("directory", options->dir, "Checkpoint directory")->required();
   command->add_flag("--json", options->json, "Print one JSON object");
   command->callback([options, &status] { status = RunInspect(*options); });
+}
+
+void AddPlanCommand(CLI::App& app, int& status) {
+  auto options = std::make_shared<PlanOptions>();
+  CLI::App* command =
+      app.add_subcommand("plan", "Print what a run takes of memory, and what requests fit");
+  command->footer(
+      "Reads config.json only. Exit status: 0 the plan fits, 1 it does not or the options are "
+      "wrong, 2 wrong usage.");
+  command->add_option("--model", options->model_dir, "Checkpoint directory")->required();
+  command->add_option("--device", options->device, "Where the model runs")
+      ->check(OneOf(PlanDeviceNames()))
+      ->capture_default_str();
+  const auto number = [&](const char* name, int64_t& value, int64_t min, int64_t max,
+                          const char* what) {
+    command->add_option(name, value, what)->check(CLI::Range(min, max))->capture_default_str();
+  };
+  number("--memory", options->memory_bytes, 0, int64_t{1} << 50,
+         "Bytes that may be used on each device; 0: nine tenths of what it has");
+  number("--ranks", options->ranks, 1, 4096, "GPUs");
+  number("--max-num-seqs", options->max_num_seqs, 1, LLMOptions::kMaxNumSeqs,
+         "Sequences that run at once");
+  number("--max-num-batched-tokens", options->max_num_batched_tokens, 1,
+         LLMOptions::kMaxNumBatchedTokens, "Rows of one step; at least --max-num-seqs");
+  number("--max-model-len", options->max_model_len, 0, LLMOptions::kMaxTokens,
+         "Prompt + output of a request; 0: as the model allows");
+  number("--cache-tokens", options->cache_tokens, 0, LLMOptions::kMaxTokens,
+         "Cache capacity in tokens; 0: chosen from the memory");
+  command
+      ->add_option_function<std::string>(
+          "--cache-format",
+          [options](const std::string& name) { options->bf16_cache = name == "bf16"; },
+          "Records of the cache")
+      ->check(OneOf({"packed", "bf16"}))
+      ->default_str("packed");
+  command->add_option("--threads", options->num_threads, "0: one per processor")
+      ->check(CLI::Range(0, 1024))
+      ->capture_default_str();
+  command->add_flag("--json", options->json, "Print one JSON object");
+  command->callback([options, &status] { status = RunPlan(*options); });
 }
 
 void AddMakeCheckpointCommand(CLI::App& app, int& status) {
@@ -431,6 +472,7 @@ int Main(int argc, char** argv) {
                       RunDetokenize);
   AddLogitsCommand(app, status);
   AddInspectCommand(app, status);
+  AddPlanCommand(app, status);
   AddMakeCheckpointCommand(app, status);
   AddSelfcheckCommand(app, status);
   AddBenchCommand(app, status);

@@ -87,6 +87,7 @@ Result<std::unique_ptr<LLM>> LLM::Load(const LLMOptions& options) {
   executor_options.num_threads = options.num_threads;
   executor_options.max_sequences = options.max_num_seqs;
   executor_options.cache_tokens = options.cache_tokens;
+  executor_options.max_model_len = options.max_model_len;
   executor_options.max_batched_tokens = options.max_num_batched_tokens;
   DI_ASSIGN_OR_RETURN(std::unique_ptr<Executor> executor, Executor::Create(executor_options));
 

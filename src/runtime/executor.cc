@@ -1,7 +1,5 @@
 #include "runtime/executor.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <span>
 #include <utility>
@@ -19,8 +17,16 @@
 namespace deepinfer {
 namespace {
 
-int64_t PhysicalMemoryBytes() {
-  return static_cast<int64_t>(::sysconf(_SC_PHYS_PAGES)) * ::sysconf(_SC_PAGESIZE);
+void LogPlan(const MemoryPlan& plan) {
+  for (const MemoryItem& item : plan.Items()) {
+    Log(LogLevel::kInfo, "memory planned pool='{}' bytes={} units={} unit_bytes={}", item.name,
+        item.bytes, item.units, item.unit_bytes);
+  }
+  Log(LogLevel::kInfo,
+      "memory planned total_bytes={} usable_bytes={} mapped_bytes={} longest_sequence={} "
+      "longest_sequences_that_fit={}",
+      plan.total_bytes(), plan.memory_bytes, plan.weights.mapped_bytes(), plan.max_sequence_tokens,
+      plan.SequencesThatFit(plan.max_sequence_tokens));
 }
 
 }  // namespace
@@ -35,6 +41,8 @@ struct Executor::Impl {
         token_map(std::move(map)) {}
 
   ExecutorOptions options;
+  MemoryPlan memory_plan;
+  int64_t weight_bytes = 0;  // that the weights really take
   std::unique_ptr<Stream> stream;
   Model model;
   CacheMemory memory;
@@ -113,32 +121,42 @@ Result<std::unique_ptr<Executor>> Executor::Create(const ExecutorOptions& option
                       Stream::Create(options.num_threads > 0 ? options.num_threads : usable_cores));
   stream->set_cpu_level(options.max_cpu_level);
   stream->set_use_reference(options.use_reference_ops);
+  const MemoryRequest request{
+      .max_sequences = options.max_sequences,
+      .cache_tokens = options.cache_tokens,
+      .max_model_len = options.max_model_len,
+      .max_batched_tokens = options.max_batched_tokens,
+      .max_prompt_logit_rows = options.max_prompt_logit_rows,
+      .rollback_tokens = options.rollback_tokens,
+      .window_cache_pages = options.window_cache_pages,
+      .drops_rows = options.replay == ReplayMode::kCompact,
+      .num_threads = stream->pool().num_threads(),
+      .memory_bytes = options.memory_bytes > 0 ? options.memory_bytes : UsableHostMemoryBytes()};
+  const MemoryPlan plan = PlanMemory(config, request);
+  LogPlan(plan);
+  DI_RETURN_IF_ERROR(CheckFits(plan, request));
+  DI_RETURN_IF_ERROR(stream->ReserveScratch(plan.scratch_bytes));
+  DI_ASSIGN_OR_RETURN(Buffer logits, Buffer::Allocate(stream->device(), plan.logits_bytes));
   DI_ASSIGN_OR_RETURN(ModelWeights weights,
                       LoadModelWeights(std::move(checkpoint), config, *stream));
   const int64_t weight_bytes = weights.packed_bytes;
 
-  const MemoryPlan plan = PlanMemory(config, {.max_sequences = options.max_sequences,
-                                              .cache_tokens = options.cache_tokens,
-                                              .max_batched_tokens = options.max_batched_tokens,
-                                              .rollback_tokens = options.rollback_tokens,
-                                              .window_cache_pages = options.window_cache_pages,
-                                              .memory_bytes = PhysicalMemoryBytes()});
   DI_ASSIGN_OR_RETURN(
       CacheMemory memory,
       CacheMemory::Create(MakeCacheGeometry(config, options.rollback_tokens), stream->device(),
                           plan.num_blocks, plan.num_window_pages, plan.num_slots));
-  Log(LogLevel::kInfo,
-      "model loaded dir={} weight_bytes={} cache_blocks={} cache_bytes={} window_pages={} "
-      "window_bytes={} slots={} slot_bytes={} threads={} kernels={}",
-      options.model_dir, weight_bytes, plan.num_blocks, plan.block_pool_bytes,
-      plan.num_window_pages, plan.window_pool_bytes, plan.num_slots, plan.slot_pool_bytes,
-      stream->pool().num_threads(), CpuLevelName(stream->cpu_level()));
+  Log(LogLevel::kInfo, "model loaded dir={} weight_bytes={} threads={} kernels={}",
+      options.model_dir, weight_bytes, stream->pool().num_threads(),
+      CpuLevelName(stream->cpu_level()));
 
   std::unique_ptr<Executor> executor(new Executor());
   executor->impl_ =
       std::make_unique<Impl>(options, Model(config, std::move(weights), options.numerics),
                              std::move(memory), std::move(token_map), std::move(stream));
   Impl& impl = *executor->impl_;
+  impl.memory_plan = plan;
+  impl.weight_bytes = weight_bytes;
+  impl.logits = std::move(logits);
   for (size_t p = 0; p < config.kv_source_layer_ids.size(); ++p) {
     const auto producer = static_cast<int64_t>(p);
     impl.caches.kv_blocks.push_back(impl.memory.KvBlocks(producer));
@@ -164,6 +182,22 @@ const ModelConfig& Executor::config() const {
 
 const ExecutorOptions& Executor::options() const {
   return impl_->options;
+}
+
+const MemoryPlan& Executor::memory_plan() const {
+  return impl_->memory_plan;
+}
+
+MemoryUse Executor::memory_use() const {
+  return {.weight_bytes = impl_->weight_bytes,
+          .peak_scratch_bytes = impl_->stream->peak_scratch_bytes(),
+          .held_scratch_bytes = impl_->stream->held_scratch_bytes(),
+          .logits_bytes = impl_->logits.bytes(),
+          .process = MeasureProcessMemory()};
+}
+
+ThreadPool& Executor::thread_pool() {
+  return impl_->stream->pool();
 }
 
 CacheMemory& Executor::memory() {

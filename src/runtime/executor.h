@@ -14,6 +14,7 @@
 #include "model/config.h"
 #include "model/layer_trace.h"
 #include "ops/numerics.h"
+#include "runtime/memory_plan.h"
 #include "state/cache_memory.h"
 #include "state/step_plan.h"
 #include "tensor/tensor_view.h"
@@ -34,13 +35,24 @@ struct ExecutorOptions {
   int64_t max_sequences = 64;  // sequence slots
   int64_t cache_tokens =
       0;  // capacity of the block pool over all sequences; 0: PlanMemory's choice
-  int64_t max_batched_tokens = 2048;  // rows of a step that the window pages are planned for
-  int64_t rollback_tokens = 6;        // by which a sequence can be set back in place
-  int64_t window_cache_pages = -1;    // window pages for the prefix cache; -1: PlanMemory's choice
+  int64_t max_model_len = 0;            // prompt + output of a sequence; 0: what the model supports
+  int64_t max_batched_tokens = 2048;    // rows of a step that memory is planned for
+  int64_t max_prompt_logit_rows = 256;  // whose logits are wanted beyond one per sequence
+  int64_t rollback_tokens = 6;          // by which a sequence can be set back in place
+  int64_t window_cache_pages = -1;  // window pages for the prefix cache; -1: PlanMemory's choice
+  int64_t memory_bytes = 0;         // that may be used; 0: what the machine has
   ReplayMode replay = ReplayMode::kOff;
   bool use_reference_ops =
       false;  // run the plain scalar reference of every operation (slow; for selfcheck)
   CpuLevel max_cpu_level = CpuLevel::kAmx;  // upper limit on the kernels' instruction set
+};
+
+struct MemoryUse {
+  int64_t weight_bytes = 0;
+  int64_t peak_scratch_bytes = 0;  // of any step
+  int64_t held_scratch_bytes = 0;
+  int64_t logits_bytes = 0;
+  ProcessMemory process;
 };
 
 class Executor {
@@ -51,6 +63,11 @@ class Executor {
 
   const ModelConfig& config() const;
   const ExecutorOptions& options() const;
+  // What was planned and allocated at start, and what has really been used, for comparison.
+  const MemoryPlan& memory_plan() const;
+  MemoryUse memory_use() const;
+  // The threads that run steps, for work between steps.
+  ThreadPool& thread_pool();
   // The memory that steps use; its counts are the sizes of the pools to create.
   CacheMemory& memory();
   int num_threads() const;

@@ -3,46 +3,50 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <fstream>
+#include <sstream>
 
 namespace deepinfer {
 namespace {
 
-ModelConfig ReleasedCacheConfig() {
-  ModelConfig config;
-  config.num_hidden_layers = 40;
-  config.head_dim = 512;
-  config.index_head_dim = 128;
-  config.sliding_window = 128;
-  config.max_position_embeddings = 1048576;
-  config.kv_source_layer_ids = {2, 8, 14, 20};
-  config.compress_ratios = {0, 0};
-  for (int i = 0; i < 18; ++i) config.compress_ratios.push_back(2);
-  for (int i = 0; i < 20; ++i) config.compress_ratios.push_back(1);
-  return config;
+ModelConfig ConfigOf(const std::string& name) {
+  std::ifstream file(std::string(DI_TEST_DATA_DIR "/configs/") + name);
+  std::stringstream text;
+  text << file.rdbuf();
+  return *ParseModelConfig(text.str());
+}
+
+ModelConfig Released() {
+  return ConfigOf("released.json");
 }
 
 // The model description's figures: 890 bytes per token, 528 bytes of window per layer and token,
 // 4,096 per token of a remainder.
 TEST(MemoryPlan, ReleasedModelTakes890BytesPerToken) {
-  const CacheGeometry geometry = MakeCacheGeometry(ReleasedCacheConfig(), 6);
+  const CacheGeometry geometry = MakeCacheGeometry(Released(), 6);
   EXPECT_EQ(geometry.BytesPerBlock(), 890 * kBlockTokens);
   EXPECT_EQ(geometry.BytesPerWindowPage(), 40 * 528 * kBlockTokens);
   EXPECT_EQ(geometry.BytesPerSlot(), 7 * 3 * 4096);
 }
 
 TEST(MemoryPlan, HoldsWhatWasAskedOrWhatMemoryAllows) {
-  const ModelConfig config = ReleasedCacheConfig();
+  const ModelConfig config = Released();
   MemoryRequest request{.max_sequences = 4, .cache_tokens = 1000, .memory_bytes = int64_t{1} << 40};
   EXPECT_EQ(PlanMemory(config, request).num_blocks, 8);
   request.cache_tokens = 0;
   EXPECT_EQ(PlanMemory(config, request).num_blocks, 8192 + 3 * 64);
-  request.memory_bytes = int64_t{1} << 30;
-  EXPECT_LE(PlanMemory(config, request).block_pool_bytes, int64_t{1} << 28);
+  // Half of what is left after the rest; the other half is the page cache's.
+  const MemoryPlan roomy = PlanMemory(config, request);
+  request.memory_bytes = roomy.total_bytes() - roomy.block_pool_bytes + (int64_t{1} << 28);
+  const MemoryPlan tight = PlanMemory(config, request);
+  EXPECT_LE(tight.block_pool_bytes, int64_t{9} << 24);
+  EXPECT_GE(tight.block_pool_bytes, int64_t{1} << 26);
+  EXPECT_TRUE(CheckFits(tight, request).has_value());
   EXPECT_GE(PlanMemory(config, {.memory_bytes = 1}).num_blocks, 1);
 }
 
 TEST(MemoryPlan, WindowPagesSufficeHoweverAStepIsSpreadOverSequences) {
-  const ModelConfig config = ReleasedCacheConfig();
+  const ModelConfig config = Released();
   for (int64_t sequences : {1, 3, 64}) {
     for (int64_t rows : {1, 64, 300, 2048}) {
       const MemoryRequest request{.max_sequences = sequences,
@@ -69,7 +73,7 @@ TEST(MemoryPlan, WindowPagesSufficeHoweverAStepIsSpreadOverSequences) {
 }
 
 TEST(MemoryPlan, ThePrefixCacheHasPagesOfItsOwn) {
-  const ModelConfig config = ReleasedCacheConfig();
+  const ModelConfig config = Released();
   const MemoryRequest none{.max_sequences = 8, .window_cache_pages = 0, .memory_bytes = 1};
   MemoryRequest some = none;
   some.window_cache_pages = 5;
