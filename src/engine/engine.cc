@@ -355,7 +355,7 @@ void Engine::CommitToken(Sequence& sequence, SampledToken token) {
       output.logprobs.reserve(static_cast<size_t>(expected));
     output.text.reserve(static_cast<size_t>(4 * expected));
     sequence.delta_ids.reserve(8);
-    sequence.delta_text.reserve(64);
+    sequence.delta_text.reserve(256);
   }
   ++completion_tokens_;
   output.token_ids.push_back(id);

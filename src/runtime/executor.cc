@@ -204,10 +204,6 @@ CacheMemory& Executor::memory() {
   return impl_->memory;
 }
 
-ThreadPool& Executor::thread_pool() {
-  return impl_->stream->pool();
-}
-
 int Executor::num_threads() const {
   return impl_->stream->pool().num_threads();
 }

@@ -11,7 +11,13 @@ std::string IncrementalDecoder::Push(int32_t id) {
 }
 
 void IncrementalDecoder::Push(int32_t id, std::string* text) {
-  held_ += tokenizer_->TokenBytes(id);
+  const std::string_view bytes = tokenizer_->TokenBytes(id);
+  if (held_.empty()) {
+    // The usual case, without a copy of the token.
+    held_ = bytes.substr(AppendDecidedUtf8(bytes, text));
+    return;
+  }
+  held_ += bytes;
   held_.erase(0, AppendDecidedUtf8(held_, text));
 }
 
