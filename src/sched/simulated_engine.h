@@ -113,9 +113,12 @@ class SimulatedDevice {
     const std::vector<int32_t>* tokens = nullptr;
     uint64_t seed = 0;
   };
-  std::vector<int32_t> Run(const SchedulerStep& step, const std::vector<ChunkInput>& inputs) {
+  // `fails`: the rows leave nothing behind but what happened to be there.
+  std::vector<int32_t> Run(const SchedulerStep& step, const std::vector<ChunkInput>& inputs,
+                           bool fails) {
     for (const StateCommand& command : step.commands) Execute(command);
     std::vector<int32_t> sampled;
+    if (fails) return std::vector<int32_t>(step.chunks.size(), -1);
     for (size_t i = 0; i < step.chunks.size(); ++i)
       sampled.push_back(RunChunk(step.chunks[i], inputs[i]));
     return sampled;
@@ -318,8 +321,8 @@ class SimulatedEngine {
     Finish(id, Reason::kAborted);
   }
 
-  // Plans and runs one step. False if it has no rows.
-  bool Launch(double now) {
+  // Plans and runs one step, which `fails` or not. False if it has no rows.
+  bool Launch(double now, bool fails = false) {
     scheduler_.Schedule(now, &step_);
     if (recorder_ != nullptr) recorder_->Schedule(now, step_);
     for (const SeqId id : step_.expired) {
@@ -347,27 +350,26 @@ class SimulatedEngine {
     Expect(rows == step_.num_rows, "wrong number of rows", -1);
     Expect(extra_logits <= options_.max_prompt_logit_rows, "more logit rows than allowed", -1);
     ++steps_;
-    const std::vector<int32_t> sampled = device_.Run(step_, inputs);
+    const std::vector<int32_t> sampled = device_.Run(step_, inputs, fails);
+    flight.ran = !fails;
     for (size_t i = 0; i < sampled.size(); ++i)
       flight.results.push_back({flight.chunks[i].id, sampled[i]});
     flights_.push_back(std::move(flight));
     return true;
   }
 
-  // Reports the oldest step that has been launched; `ran` false: as if the device had failed.
-  void Land(bool ran = true) {
+  // Reports the oldest step that has been launched.
+  void Land() {
     Flight flight = std::move(flights_.front());
     flights_.pop_front();
-    if (!ran)
-      for (Scheduler::ChunkResult& result : flight.results) result.token = -1;
-    scheduler_.Commit(flight.results, ran);
-    if (recorder_ != nullptr) recorder_->Commit(flight.results, ran);
+    scheduler_.Commit(flight.results, flight.ran);
+    if (recorder_ != nullptr) recorder_->Commit(flight.results, flight.ran);
     for (size_t i = 0; i < flight.chunks.size(); ++i) {
       const FlightChunk& chunk = flight.chunks[i];
       const auto found = living_.find(chunk.id);
       if (found == living_.end() || found->second.serial != chunk.serial) continue;
       Request& request = found->second;
-      if (!ran) {
+      if (!flight.ran) {
         End(chunk.id);
         Finish(chunk.id, Reason::kFailed);
         continue;
@@ -429,6 +431,7 @@ class SimulatedEngine {
   struct Flight {
     std::vector<FlightChunk> chunks;
     std::vector<Scheduler::ChunkResult> results;
+    bool ran = true;
   };
 
   void Expect(bool holds, const char* what, SeqId id) {

@@ -145,10 +145,10 @@ class SimulatedWorld {
     // Mostly as far ahead as this world goes, sometimes less.
     while (engine_->num_flights() > ahead_ || (engine_->num_flights() > 0 && draw_.OneIn(5)) ||
            engine_->num_flights() == 2) {
-      engine_->Land(!(disturb && draw_.OneIn(200)));
+      engine_->Land();
     }
     const bool could_run = engine_->num_flights() == 0 && engine_->CouldRun();
-    if (!engine_->Launch(now_)) {
+    if (!engine_->Launch(now_, disturb && draw_.OneIn(100))) {
       const bool still = engine_->num_flights() == 0 && engine_->CouldRun();
       if (could_run && still) return "stands still";
       if (engine_->num_flights() > 0) engine_->Land();
