@@ -33,8 +33,7 @@ TEST_F(GenerateJobTest, TenKillsOfThreeHundredLinesChangeNothing) {
 
 TEST_F(GenerateJobTest, AJobWithoutASeedKeepsTheOneThatItDrew) {
   Write("in.jsonl", Lines(400));
-  pid_t pid =
-      Start(Words({"--output", Path("out"), "--max-num-seqs", "4", "--threads", "1"}), Path("log"));
+  pid_t pid = Start(Words({"--output", Path("out"), "--max-num-seqs", "4"}), Path("log"));
   ASSERT_TRUE(Grows(pid, Path("out.partial"), 2000));
   ::kill(pid, SIGKILL);
   ASSERT_EQ(Wait(pid).status, 128 + SIGKILL);
@@ -154,7 +153,7 @@ TEST_F(GenerateJobTest, AnotherJobIsNotContinuedAndTheMessageNamesTheDifference)
                 .status,
             4);
   EXPECT_EQ(RunJob({"--resume", "--sampling-params", R"({ "min_p":0.1,"top_k":5 })",
-                    "--max-num-seqs", "3", "--threads", "1"})
+                    "--max-num-seqs", "3"})
                 .status,
             3)
       << Log();
@@ -190,8 +189,7 @@ TEST_F(GenerateJobTest, TheFirstSignalFinishesWhatRunsAndNamesTheCommandThatGoes
   Write("in.jsonl", Lines(800));
   ASSERT_EQ(RunJob({"--seed", "5"}, "undisturbed").status, 3);
   const pid_t pid = Start(
-      Words({"--output", Path("out it's"), "--seed", "5", "--max-num-seqs", "4", "--threads", "1"}),
-      Path("log"));
+      Words({"--output", Path("out it's"), "--seed", "5", "--max-num-seqs", "4"}), Path("log"));
   ASSERT_TRUE(Grows(pid, Path("out it's.partial"), 5000));
   ::kill(pid, SIGTERM);
   EXPECT_EQ(Wait(pid).status, 130);
@@ -383,8 +381,7 @@ TEST_F(GenerateJobTest, TheOldOutputStaysUntilTheNewOneIsComplete) {
   Write("real", "old\n");
   fs::permissions(Path("real"), fs::perms::owner_read | fs::perms::owner_write);
   fs::create_symlink("real", Path("out"));
-  const pid_t pid =
-      Start(Words({"--output", Path("out"), "--max-num-seqs", "4", "--threads", "1"}), Path("log"));
+  const pid_t pid = Start(Words({"--output", Path("out"), "--max-num-seqs", "4"}), Path("log"));
   ASSERT_TRUE(Grows(pid, Path("real.partial"), 5000)) << Log();
   EXPECT_EQ(Read(Path("out")), "old\n");
   EXPECT_EQ(Wait(pid).status, 3);

@@ -43,8 +43,9 @@ inline std::string Lines(size_t count) {
 class JobTest : public ProgramTest {
  protected:
   std::vector<std::string> Words(const std::vector<std::string>& more) const {
-    std::vector<std::string> words = {kProgram,       "generate", "--model",       kModel,
-                                      "--no-timings", "--input",  Path("in.jsonl")};
+    std::vector<std::string> words = {kProgram,         "generate",     "--model",
+                                      kModel,           "--no-timings", "--input",
+                                      Path("in.jsonl"), "--threads",    "1"};
     words.insert(words.end(), more.begin(), more.end());
     return words;
   }
@@ -115,14 +116,15 @@ class JobTest : public ProgramTest {
     for (int left = num_kills; left > 0; --left) {
       const size_t before = SizeOf(journal);
       const pid_t pid =
-          Start(Words({"--output", Path("out"), "--seed", "5", "--resume", "--threads", "1",
-                       "--max-num-seqs", std::to_string(1 + rng() % 12), "--no-progress"}),
+          Start(Words({"--output", Path("out"), "--seed", "5", "--resume", "--max-num-seqs",
+                       std::to_string(1 + rng() % 12), "--no-progress"}),
                 Path("log"));
-      if (rng() % 5 == 0) {  // perhaps while it starts
+      if (left > num_kills / 3 && rng() % 5 == 0) {  // perhaps while it starts
         std::this_thread::sleep_for(std::chrono::microseconds(rng() % 60'000));
       } else {
+        // So that a part of the job is left after the last kill, too.
         const size_t share =
-            (expected_bytes - std::min(before, expected_bytes)) / static_cast<size_t>(left + 1);
+            (expected_bytes - std::min(before, expected_bytes)) / static_cast<size_t>(left + 5);
         Grows(pid, journal, before + 1 + rng() % (2 * share + 1));
         std::this_thread::sleep_for(std::chrono::microseconds(rng() % 1000));
       }
