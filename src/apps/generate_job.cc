@@ -5,10 +5,12 @@
 
 #include <charconv>
 #include <chrono>
+#include <filesystem>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <random>
+#include <system_error>
 #include <unordered_map>
 #include <utility>
 
@@ -19,7 +21,6 @@
 #include "apps/output.h"
 #include "apps/print.h"
 #include "apps/progress.h"
-#include "base/file_kind.h"
 #include "base/quoted.h"
 #include "base/sha256.h"
 
@@ -78,6 +79,8 @@ class ResultSink {
   virtual Status Put(const Line& line, bool failed, std::string result) = 0;
   // Called between steps.
   virtual Status Tick() = 0;
+  // Called before a wait that may be long: everything becomes as safe as it can be.
+  virtual Status Flush() = 0;
   // False: nothing new should be begun before running requests have ended.
   virtual bool HasRoom() const = 0;
 };
@@ -93,6 +96,9 @@ class StreamSink : public ResultSink {
     return writer_.Put(line.place, std::move(result));
   }
   Status Tick() override {
+    return {};
+  }
+  Status Flush() override {
     return {};
   }
   bool HasRoom() const override {
@@ -128,6 +134,9 @@ class JournalSink : public ResultSink {
     last_sync_ = now;
     return journal_.Sync();
   }
+  Status Flush() override {
+    return journal_.Sync();
+  }
   bool HasRoom() const override {
     return true;
   }
@@ -161,7 +170,6 @@ class JobRun {
 
   void Run(LLM& llm) {
     start_ = Now();
-    if (!CheckErrorCount()) return;
     GenerateCallbacks callbacks;
     callbacks.on_finished = [this](size_t index, const RequestOutput& output) {
       Take(index, output);
@@ -195,10 +203,12 @@ class JobRun {
     for (int i = 0; i < kLinesAtOnce; ++i) {
       if (Interrupted() || !status().has_value() || too_many_errors_) return EndOfRequests{};
       if (!sink_.HasRoom()) return NoRequestYet{};
-      if (!may_wait) {
-        const Result<bool> ready = reader_.Ready();
-        if (!ready.has_value()) return Stop(ready.error());
-        if (!*ready) return NoRequestYet{};
+      const Result<bool> ready = reader_.Ready();
+      if (!ready.has_value()) return Stop(ready.error());
+      if (!*ready) {
+        if (!may_wait) return NoRequestYet{};
+        written_ = sink_.Flush();
+        if (!written_.has_value()) return EndOfRequests{};
       }
       Result<std::optional<InputLine>> next = reader_.Next();
       if (!next.has_value()) {
@@ -277,13 +287,8 @@ class JobRun {
     if (!written_.has_value()) return;
     ++sample_.done;
     if (failed) ++sample_.failed;
-    CheckErrorCount();
-  }
-
-  bool CheckErrorCount() {
     if (options_.max_errors.has_value() && sample_.failed > *options_.max_errors)
       too_many_errors_ = true;
-    return !too_many_errors_;
   }
 
   bool AfterStep(const Progress& progress) {
@@ -457,8 +462,6 @@ int RunToStream(const GenerateOptions& options, const SamplingParams& defaults) 
                      options.output == "-" ? "the standard output" : Quoted(options.output)),
          "output"});
   }
-  Result<std::unique_ptr<LLM>> llm = LLM::Load(options.llm);
-  if (!llm.has_value()) return PrintError(llm.error());
   Result<LineReader> reader = LineReader::Open(options.input);
   if (!reader.has_value()) return PrintError(reader.error());
   JobRun::Options job{.defaults = defaults,
@@ -471,6 +474,8 @@ int RunToStream(const GenerateOptions& options, const SamplingParams& defaults) 
     if (!input.has_value()) return PrintError(input.error());
     job.total = input->lines;
   }
+  Result<std::unique_ptr<LLM>> llm = LLM::Load(options.llm);
+  if (!llm.has_value()) return PrintError(llm.error());
   Result<OrderedWriter> writer = OrderedWriter::Create(options.output);
   if (!writer.has_value()) return PrintError(writer.error());
   StreamSink sink(std::move(*writer));
@@ -568,18 +573,19 @@ class FileJob {
                                 "give --overwrite instead of --resume to begin anew.",
                                 Quoted(journal_path_), difference));
       }
-      begun_ = true;
       if (journal_->cut_bytes() > 0) {
         PrintStderr(
             "deepinfer: the last {} of {} are not a whole result and were cut; what was "
             "there is computed again.\n",
             Counted(journal_->cut_bytes(), "byte"), Quoted(journal_path_));
       }
-      if (input.has_value() && journal_->num_records() == input->lines) {
-        ProgressSample sample;
-        sample.done = sample.total = input->lines;
-        sample.failed = journal_->num_failed();
-        if (TooMany(sample.failed)) return StopForErrors(sample);
+      ProgressSample sample;
+      sample.done = journal_->num_records();
+      sample.total = input.has_value() ? input->lines : -1;
+      sample.failed = journal_->num_failed();
+      if (TooMany(sample.failed)) return StopForErrors(sample);
+      if (sample.done == sample.total) {
+        begun_ = true;
         return Complete(sample);
       }
       DI_ASSIGN_OR_RETURN(llm_options.max_model_len, NumberOf(journal_->fields(), kContext));
@@ -597,8 +603,8 @@ class FileJob {
       if (!options_.seed.has_value()) fields[kSeed] = fmt::format("{}", FreshSeed());
       fields[kContext] = fmt::format("{}", llm->max_model_len());
       DI_RETURN_IF_ERROR(journal_->Begin(fields));
-      begun_ = true;
     }
+    begun_ = true;
     return RunLines(*llm, reader, input);
   }
 
@@ -691,7 +697,7 @@ class FileJob {
   const std::string temporary_path_;
   Journal* journal_ = nullptr;
   bool finished_before_ = false;
-  bool begun_ = false;  // the journal belongs to this job
+  bool begun_ = false;  // nothing stands in the way of running, so trying again makes sense
 };
 
 // Lines of an output that is not a regular file go to it as they are ready.
@@ -709,6 +715,13 @@ uint64_t LineSeed(uint64_t job_seed, int64_t line) {
 int RunGenerateJob(const GenerateOptions& options, const SamplingParams& defaults) {
   const Status different = CheckNotTheSameFile(options.input, options.output);
   if (!different.has_value()) return PrintError(different.error());
+  std::error_code ignored;
+  if (std::filesystem::is_directory(options.output, ignored)) {
+    return PrintError(
+        {Code::kInvalidArgument,
+         fmt::format("the output {} is a directory; a file is expected.", Quoted(options.output)),
+         "output"});
+  }
   return IsStream(options.output) ? RunToStream(options, defaults)
                                   : FileJob(options, defaults).Run();
 }

@@ -131,10 +131,7 @@ Result<Journal> Journal::Create(const std::string& path, bool overwrite) {
                             "--resume, or delete the file (--overwrite does) to begin anew.",
                             Quoted(path)));
   }
-  if (::ftruncate(journal.fd_, 0) != 0) {
-    return Fail(Code::kInvalidArgument, fmt::format("the journal {} cannot be overwritten: {}.",
-                                                    Quoted(path), std::strerror(errno)));
-  }
+  journal.has_old_content_ = true;
   journal.size_ = 0;
   return journal;
 }
@@ -158,11 +155,12 @@ Journal::Journal(Journal&& other) noexcept
       num_opened_(other.num_opened_),
       num_failed_(other.num_failed_),
       cut_bytes_(other.cut_bytes_),
-      dirty_(other.dirty_) {}
+      dirty_(other.dirty_),
+      has_old_content_(other.has_old_content_) {}
 
 Journal::~Journal() {
   if (fd_ < 0) return;
-  if (size_ == 0) ::unlink(path_.c_str());
+  if (size_ == 0 && !has_old_content_) ::unlink(path_.c_str());
   ::close(fd_);
 }
 
@@ -319,6 +317,11 @@ Status Journal::Write(std::string_view text) {
 
 Status Journal::Begin(const JobFields& fields) {
   DI_CHECK_EQ(size_, 0);
+  if (has_old_content_ && ::ftruncate(fd_, 0) != 0) {
+    return Fail(Code::kInvalidArgument, fmt::format("the journal {} cannot be overwritten: {}.",
+                                                    Quoted(path_), std::strerror(errno)));
+  }
+  has_old_content_ = false;
   const std::string content = JoinFields(fields);
   const std::string head = HashedHeaderHead(static_cast<int64_t>(content.size()));
   DI_RETURN_IF_ERROR(

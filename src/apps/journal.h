@@ -50,8 +50,8 @@ class Journal {
   };
 
   // Locks the journal for a new job; Begin writes its header. An existing file with content is
-  // refused unless `overwrite`. Errors: kInvalidArgument when it exists or cannot be created,
-  // kUnavailable when another process works on it.
+  // refused unless `overwrite`; its content then stays until Begin. Errors: kInvalidArgument when
+  // it exists or cannot be created, kUnavailable when another process works on it.
   static Result<Journal> Create(const std::string& path, bool overwrite = false);
   // Locks an existing journal and reads what is there; damage at the end is cut. Errors: kNotFound,
   // kUnavailable as above, kDataLoss when it has no header or repeats a line, kUnsupported when
@@ -119,6 +119,7 @@ class Journal {
   int64_t num_failed_ = 0;
   int64_t cut_bytes_ = 0;
   bool dirty_ = false;
+  bool has_old_content_ = false;  // of a journal that Begin is to overwrite
 };
 
 }  // namespace deepinfer

@@ -89,8 +89,12 @@ Result<LineReader> LineReader::Open(const std::string& path, size_t max_line_byt
   LineReader reader;
   reader.path_ = path;
   reader.max_line_bytes_ = max_line_bytes;
-  reader.fd_ = path == "-" ? STDIN_FILENO : ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  if (reader.fd_ < 0) {
+  // Opening a FIFO waits for its writer.
+  while (reader.fd_ < 0) {
+    reader.fd_ = path == "-" ? STDIN_FILENO : ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+    if (reader.fd_ >= 0) break;
+    if (errno == EINTR && Interrupted()) return Fail(Code::kCancelled, "reading was interrupted.");
+    if (errno == EINTR) continue;
     return Fail(
         errno == ENOENT ? Code::kNotFound : Code::kInvalidArgument,
         fmt::format("the input {} cannot be read: {}.", Quoted(path), std::strerror(errno)));

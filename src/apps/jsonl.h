@@ -33,7 +33,8 @@ struct InputLine {
 
 class LineReader {
  public:
-  // "-" is the standard input. Errors: kNotFound, kInvalidArgument (a directory).
+  // "-" is the standard input. Errors: kNotFound, kInvalidArgument (a directory), kCancelled when a
+  // signal ends the wait for the writer of a FIFO.
   static Result<LineReader> Open(const std::string& path, size_t max_line_bytes = kMaxLineBytes);
   LineReader(LineReader&& other) noexcept;
   LineReader& operator=(LineReader&& other) noexcept;

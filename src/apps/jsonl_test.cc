@@ -64,6 +64,56 @@ TEST(LineReader, ALineThatIsTooLongHarmsNoOther) {
   EXPECT_EQ(lines[1].text.size(), 100u);
 }
 
+TEST(LineReader, APipeIsReadyWhenAWholeLineIsThereOrItsEnd) {
+  int ends[2];
+  ASSERT_EQ(::pipe(ends), 0);
+  Result<LineReader> reader =
+      LineReader::Open(fmt::format("/proc/self/fd/{}", ends[0]), /*max_line_bytes=*/100'000);
+  ASSERT_TRUE(reader.has_value());
+  EXPECT_FALSE(reader->is_regular());
+  EXPECT_FALSE(reader->Rewind().has_value());
+  const auto write = [&](std::string_view text) {
+    ASSERT_EQ(::write(ends[1], text.data(), text.size()), static_cast<ssize_t>(text.size()));
+  };
+  EXPECT_FALSE(*reader->Ready());
+  write("on");
+  EXPECT_FALSE(*reader->Ready());
+  write("e\n \n\nt");
+  EXPECT_TRUE(*reader->Ready());
+  EXPECT_TRUE(*reader->Ready());
+  EXPECT_EQ((*reader->Next())->text, "one");
+  EXPECT_FALSE(*reader->Ready());
+  write("wo\nthree");
+  EXPECT_TRUE(*reader->Ready());
+  const std::optional<InputLine> two = *reader->Next();
+  EXPECT_EQ(two->text, "two");
+  EXPECT_EQ(two->number, 4);
+  EXPECT_FALSE(*reader->Ready());
+  ::close(ends[1]);
+  EXPECT_TRUE(*reader->Ready());
+  EXPECT_EQ((*reader->Next())->text, "three");
+  EXPECT_TRUE(*reader->Ready());
+  EXPECT_FALSE((*reader->Next()).has_value());
+  ::close(ends[0]);
+}
+
+TEST(LineReader, AFileIsReadAgainFromWhereReadingBegan) {
+  std::string content = "\n";
+  for (int i = 0; i < 50'000; ++i) content += std::to_string(i) + "\n";  // more than one buffer
+  const TemporaryFile file(content);
+  Result<LineReader> reader = LineReader::Open(file.path);
+  ASSERT_TRUE(reader->is_regular());
+  for (int round = 0; round < 2; ++round) {
+    for (int i = 0; i < 50'000; ++i) {
+      const std::optional<InputLine> line = *reader->Next();
+      ASSERT_EQ(line->text, std::to_string(i));
+      ASSERT_EQ(line->number, i + 2);
+    }
+    EXPECT_FALSE((*reader->Next()).has_value());
+    EXPECT_TRUE(reader->Rewind().has_value());
+  }
+}
+
 TEST(LineReader, MissingFilesAndDirectoriesAreExplained) {
   EXPECT_EQ(LineReader::Open("/nonexistent/x.jsonl").error().code, Code::kNotFound);
   EXPECT_THAT(LineReader::Open("/tmp").error().message, HasSubstr("is a directory"));
@@ -277,14 +327,38 @@ TEST(IdRegister, RefusesARepeatedIdAndTellsWhereItWas) {
   EXPECT_THAT(again.error().message, HasSubstr("line 1"));
 }
 
+TEST(IdRegister, KeepsManyIdsApart) {
+  IdRegister ids;
+  for (int64_t i = 1; i <= 20'000; ++i)
+    ASSERT_TRUE(ids.Add({std::to_string(i), i % 2 == 0}, i).has_value()) << i;
+  for (int64_t i = 1; i <= 20'000; i += 7) {
+    const Status again = ids.Add({std::to_string(i), i % 2 == 0}, 30'000);
+    ASSERT_FALSE(again.has_value()) << i;
+    EXPECT_THAT(again.error().message, HasSubstr(fmt::format("in line {} already", i)));
+  }
+}
+
+TEST(OutputLine, WithoutTimingsHasNothingThatDiffersBetweenRuns) {
+  RequestOutput output;
+  output.timings.total_seconds = 0.5;
+  output.usage = {3, 2, 1};
+  EXPECT_EQ(
+      OutputLine({"7", true}, output, false),
+      R"({"id":7,"outputs":[],"usage":{"prompt_tokens":3,"completion_tokens":2,"total_tokens":5}})");
+  EXPECT_THAT(OutputLine({"7", true}, output), HasSubstr(R"("total_seconds":0.5)"));
+  EXPECT_THAT(OutputLine({"7", true}, output), HasSubstr(R"("preemptions":1)"));
+}
+
 TEST(OrderedWriter, WritesInOrderAsSoonAsPossible) {
   const TemporaryFile file;
   Result<OrderedWriter> writer = OrderedWriter::Create(file.path);
   ASSERT_TRUE(writer.has_value());
   EXPECT_TRUE(writer->Put(1, "b").has_value());
+  EXPECT_EQ(writer->waiting_bytes(), 1u);
   EXPECT_EQ(file.Content(), "");
   EXPECT_TRUE(writer->Put(0, "a").has_value());
   EXPECT_EQ(file.Content(), "a\nb\n");
+  EXPECT_EQ(writer->waiting_bytes(), 0u);
   EXPECT_TRUE(writer->Put(4, "e").has_value());
   EXPECT_TRUE(writer->Put(3, "d").has_value());
   EXPECT_TRUE(writer->Finish().has_value());

@@ -65,5 +65,38 @@ TEST_F(OutputTest, AFileIsReplacedAndItsErrorsHaveAReason) {
   EXPECT_THAT(status.error().message, HasSubstr("No space left on device."));
 }
 
+TEST_F(OutputTest, AReplacementIsThereWhollyOrNotAtAll) {
+  const auto content = [&](const char* name) {
+    std::ifstream file(dir_ / name);
+    return std::string(std::istreambuf_iterator<char>(file), {});
+  };
+  std::filesystem::create_symlink("a", dir_ / "a.tmp");  // not followed
+  {
+    Result<ReplacementFile> file = ReplacementFile::Create(dir_ / "a", dir_ / "a.tmp");
+    ASSERT_TRUE(file.has_value());
+    EXPECT_TRUE(file->Write(std::string(1 << 20, 'y')).has_value());
+    EXPECT_EQ(content("a"), "x");
+  }
+  EXPECT_FALSE(std::filesystem::exists(dir_ / "a.tmp"));
+  EXPECT_EQ(content("a"), "x");
+  std::filesystem::permissions(dir_ / "a", std::filesystem::perms::owner_read);
+  Result<ReplacementFile> file = ReplacementFile::Create(dir_ / "a", dir_ / "a.tmp");
+  EXPECT_TRUE(file->Write("one ").has_value());
+  EXPECT_TRUE(file->Write("two").has_value());
+  EXPECT_TRUE(file->Commit().has_value());
+  EXPECT_EQ(content("a"), "one two");
+  EXPECT_EQ(std::filesystem::status(dir_ / "a").permissions(), std::filesystem::perms::owner_read);
+  EXPECT_FALSE(std::filesystem::exists(dir_ / "a.tmp"));
+  EXPECT_FALSE(ReplacementFile::Create(dir_ / "no/a", dir_ / "no/a.tmp").has_value());
+}
+
+TEST_F(OutputTest, APathIsResolvedThroughLinks) {
+  std::filesystem::create_symlink("a", dir_ / "link");
+  std::filesystem::create_symlink("nothing", dir_ / "dangling");
+  EXPECT_EQ(ResolvedPath(dir_ / "link"), std::filesystem::canonical(dir_ / "a").string());
+  EXPECT_EQ(ResolvedPath(dir_ / "dangling"), (dir_ / "dangling").string());
+  EXPECT_EQ(ResolvedPath("new"), "new");
+}
+
 }  // namespace
 }  // namespace deepinfer

@@ -282,7 +282,12 @@ void Engine::Fill(Job& job) {
 
     StepDraw draw;
     draw.sequence = planned.id;
-    if (planned.samples) draw.sampler = &sequence.sampler;
+    if (planned.samples) {
+      draw.sampler = &sequence.sampler;
+      // Before its first draw it is in nobody else's hands.
+      if (planned.end == sequence.prompt_tokens())
+        sequence.sampler.ReserveOutput(std::min(sequence.max_new_tokens, kReservedOutputTokens));
+    }
     const int64_t first_logit_row = planned.end - planned.num_logit_rows;
     const int64_t prompt_rows_end = std::min(planned.end, sequence.prompt_tokens() - 1);
     if (sequence.wants_prompt_logprobs() && first_logit_row < prompt_rows_end) {

@@ -79,6 +79,7 @@ Result<std::unique_ptr<LLM>> LLM::Load(const LLMOptions& options) {
   }
   ExecutorOptions executor_options;
   executor_options.rollback_tokens = kRollbackTokens;
+  if (options.replay_keep_tokens > 0) executor_options.replay = ReplayMode::kCompact;
   executor_options.model_dir = options.model_dir;
   executor_options.numerics = options.numerics == NumericsProfile::kReference
                                   ? Numerics::kReference

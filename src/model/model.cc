@@ -194,7 +194,7 @@ Status Model::KeepRows(Step& step, ScratchScope& scratch, Stream& stream) const 
   const TensorView table = scratch.Tensor(
       DType::kF32, {rows, step.compressed_table.dim(1), step.compressed_table.dim(2)});
   DI_RETURN_IF_ERROR(gather(step.compressed_table, table));
-  // What no layer has published for the layers to come.
+  // Nothing of the layers before is left in these that the layers to come would read.
   for (TensorView* view : {&step.next_pre, &step.post, &step.comb, &step.y, &step.qr_grid,
                            &step.selected, &step.candidates, &step.experts})
     *view = view->Rows(0, rows);

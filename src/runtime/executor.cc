@@ -6,6 +6,7 @@
 
 #include "base/check.h"
 #include "base/log.h"
+#include "model/decoder_replay.h"
 #include "model/engram_token_map.h"
 #include "model/inventory.h"
 #include "model/model.h"
@@ -103,6 +104,7 @@ Result<std::unique_ptr<Executor>> Executor::Create(const ExecutorOptions& option
                             config.engram_max_ngram_size, kMaxLookback, kMaxLookback + 1),
                 "text_config.engram_max_ngram_size");
   }
+  if (options.replay != ReplayMode::kOff) DI_RETURN_IF_ERROR(CheckDecoderReplay(config));
   DI_ASSIGN_OR_RETURN(Checkpoint opened, Checkpoint::Open(options.model_dir));
   auto checkpoint = std::make_shared<const Checkpoint>(std::move(opened));
   DI_RETURN_IF_ERROR(CheckInventory(*checkpoint, config));
@@ -200,6 +202,10 @@ ThreadPool& Executor::thread_pool() {
 
 CacheMemory& Executor::memory() {
   return impl_->memory;
+}
+
+ThreadPool& Executor::thread_pool() {
+  return impl_->stream->pool();
 }
 
 int Executor::num_threads() const {

@@ -71,6 +71,8 @@ class Executor {
   // The memory that steps use; its counts are the sizes of the pools to create.
   CacheMemory& memory();
   int num_threads() const;
+  // The threads that run steps, for work between steps. Not while a step runs.
+  ThreadPool& thread_pool();
 
   // Carries out the plan's commands, then runs all chunks as one batch. Result: [sum of
   // num_logit_rows, vocab] F32 in host memory, chunk by chunk, valid until the next call. The bits

@@ -55,16 +55,15 @@ struct Sequence {
 
   // Running.
   std::optional<SequenceState> state;
-  uint64_t epoch = 0;  // changes when the state is given back: rows of before do not count for it
   bool approximate = false;
   int64_t window_begin = 0;
   int64_t entries_begin = 0;
-  int64_t room_end = 0;    // rows before this position have blocks and pages of their own
-  int64_t computed = 0;    // tokens whose rows have been handed to a step
-  int64_t committed = 0;   // those whose steps have been committed
-  int64_t published = 0;   // blocks of them in the prefix cache
-  int64_t planned = 0;     // rows of the step that is being made
-  int64_t unadvanced = 0;  // state rows handed to a step, not yet told to the state
+  int64_t room_end = 0;   // rows before this position have blocks and pages of their own
+  int64_t computed = 0;   // tokens whose rows have been handed to a step
+  int64_t committed = 0;  // those whose steps have been committed
+  PrefixCache::Cursor cursor;
+  int64_t published = 0;  // blocks of them in the prefix cache
+  int64_t planned = 0;    // rows of the step that is being made
   int64_t progress_mark = 0;
 
   // Since the beginning.
@@ -98,6 +97,11 @@ struct Sequence {
   bool owes_prompt_logits() const {
     return next_logit_row < prompt_tokens - 1;
   }
+  // Rows of before the end of an approximate hit run. They have room from the beginning, and their
+  // state must not be extended, which would give back the pages of their windows.
+  bool RepeatsEntries() const {
+    return computed < state->num_tokens();
+  }
   bool in_flight() const {
     return chunks_in_flight > 0;
   }
@@ -109,7 +113,6 @@ struct Sequence {
 // A chunk of a step that has been handed out and not been committed.
 struct FlightChunk {
   Sequence* sequence = nullptr;
-  uint64_t epoch = 0;
   int64_t end = 0;
   bool samples = false;
 };
@@ -147,7 +150,6 @@ struct Scheduler::Impl {
     max_sequence_tokens = units * kBlockTokens;
     const auto most = static_cast<size_t>(options.max_num_seqs);
     running.reserve(most);
-    advances.reserve(most);
     for (std::vector<FlightChunk>& flight : flights) flight.reserve(most);
   }
 
@@ -201,7 +203,6 @@ struct Scheduler::Impl {
 
   void End(Sequence& sequence) {
     if (sequence.phase == Phase::kEnding) return;
-    ApplyAdvances();
     switch (sequence.phase) {
       case Phase::kHeld:
         --num_held;
@@ -239,18 +240,10 @@ struct Scheduler::Impl {
 
   void DropState(Sequence& sequence) {
     sequence.state.reset();
-    ++sequence.epoch;
     sequence.approximate = false;
     sequence.window_begin = sequence.entries_begin = 0;
+    sequence.cursor = {};
     sequence.room_end = sequence.computed = sequence.committed = sequence.published = 0;
-  }
-
-  // States learn about the rows of a step after it has been handed out, so that the pages it names
-  // are not given to a sequence of the same step.
-  void ApplyAdvances() {
-    for (Sequence* sequence : advances)
-      sequence->state->Advance(std::exchange(sequence->unadvanced, 0));
-    advances.clear();
   }
 
   // What has been committed goes to the prefix cache; rows in flight do not.
@@ -261,7 +254,7 @@ struct Scheduler::Impl {
     const int64_t tokens = is_end ? sequence.committed : full * kBlockTokens;
     prefix_cache->Insert(sequence.spec.cache_salt,
                          std::span(sequence.tokens).first(static_cast<size_t>(tokens)),
-                         *sequence.state, is_end);
+                         *sequence.state, is_end, &sequence.cursor);
     sequence.published = full;
     // A partly filled unit may be shared now: look again before the next row is written to it.
     if (is_end) sequence.room_end = std::min(sequence.room_end, sequence.computed);
@@ -270,7 +263,10 @@ struct Scheduler::Impl {
   // Room for the next `rows` rows.
   bool MakeRoom(Sequence& sequence, int64_t rows, std::vector<StateCommand>* commands) {
     const int64_t end = sequence.computed + rows;
-    if (end <= sequence.room_end) return true;
+    if (sequence.room_end > 0 && sequence.RepeatsEntries()) return end <= sequence.room_end;
+    // Prompts are extended in every step all the same: that gives old pages back, which their next
+    // chunk can use.
+    if (end <= sequence.room_end && (rows > 1 || sequence.pending() == 1)) return true;
     SequenceState& state = *sequence.state;
     if (!state.Extend(std::max<int64_t>(1, end - state.num_tokens()), commands)) return false;
     sequence.room_end = std::ssize(state.blocks()) * kBlockTokens;
@@ -279,6 +275,7 @@ struct Scheduler::Impl {
 
   // How many of `rows` rows the pools have room for, given that there is room for the first.
   int64_t RowsWithRoom(const Sequence& sequence, int64_t rows) const {
+    if (sequence.RepeatsEntries()) return std::min(rows, sequence.room_end - sequence.computed);
     const int64_t more = std::min(pools.available_blocks(), pools.available_window_pages());
     return std::min(rows, sequence.room_end + more * kBlockTokens - sequence.computed);
   }
@@ -292,7 +289,7 @@ struct Scheduler::Impl {
       ++counters.preemptions_saved;
       sequence.image = sequence.state->Save(&step->commands);
       sequence.state.reset();
-      ++sequence.epoch;
+      sequence.cursor = {};
       sequence.room_end = sequence.published = 0;
     } else {
       Publish(sequence, /*is_end=*/true);
@@ -651,7 +648,7 @@ struct Scheduler::Impl {
                               .decoder_begin = s->decoder_begin,
                               .entries_begin = s->entries_begin});
       step->num_rows += rows;
-      flight.push_back({s, s->epoch, end, samples});
+      flight.push_back({s, end, samples});
 
       const int64_t fresh_begin = begin + repeated;
       const int64_t prompt_rows =
@@ -665,15 +662,14 @@ struct Scheduler::Impl {
       s->next_logit_row = std::max(s->next_logit_row, end);
       ++s->chunks_in_flight;
       if (samples) ++s->tokens_in_flight;
-      s->unadvanced = std::max<int64_t>(0, end - s->state->num_tokens());
-      if (s->unadvanced > 0) advances.push_back(s);
+      // Its pages stay as they are until the next Extend, which is in a later step.
+      s->state->Advance(std::max<int64_t>(0, end - s->state->num_tokens()));
     }
   }
 
   void Schedule(double now, SchedulerStep* step) {
     DI_CHECK_LT(num_flights, kMaxUncommittedSteps);
     step->Clear();
-    ApplyAdvances();
     ForgetEnded();
     std::swap(step->commands, carried_commands);
     rows_left = options.max_num_batched_tokens;
@@ -691,7 +687,6 @@ struct Scheduler::Impl {
 
   void Commit(std::span<const ChunkResult> results, bool ran) {
     DI_CHECK_GE(num_flights, 1);
-    ApplyAdvances();
     const std::vector<FlightChunk>& flight = flights[static_cast<size_t>(first_flight)];
     DI_CHECK_EQ(results.size(), flight.size());
     for (size_t i = 0; i < flight.size(); ++i) {
@@ -714,10 +709,12 @@ struct Scheduler::Impl {
     if (chunk.samples && token >= 0) sequence.tokens.push_back(token);
     if (!ran || (chunk.samples && token < 0)) sequence.failed = true;
     if (!sequence.failed) {
-      if (chunk.epoch == sequence.epoch) sequence.committed = chunk.end;
       const bool prompt_has_run = sequence.most_committed >= sequence.prompt_tokens;
       sequence.most_committed = std::max(sequence.most_committed, chunk.end);
-      if (sequence.phase == Phase::kRunning && chunk.epoch == sequence.epoch) {
+      // It runs on the state that the chunk was computed with: after a preemption it would not have
+      // come back before this.
+      if (sequence.phase == Phase::kRunning) {
+        sequence.committed = chunk.end;
         // Others wait for this prompt: its end is worth keeping, too.
         Publish(sequence, /*is_end=*/!prompt_has_run && !sequence.followers.empty() &&
                               sequence.most_committed >= sequence.prompt_tokens);
@@ -750,7 +747,6 @@ struct Scheduler::Impl {
   std::array<std::vector<FlightChunk>, kMaxUncommittedSteps> flights;
   int64_t first_flight = 0;
   int64_t num_flights = 0;
-  std::vector<Sequence*> advances;  // with rows that their states have not been told about
   std::vector<StateCommand> carried_commands;
 
   // Of the step that is being made.
@@ -829,7 +825,7 @@ std::string Scheduler::Impl::FindViolation() const {
     if (std::ssize(s.tokens) > s.prompt_tokens + s.max_new_tokens)
       return fail("has more tokens than it asked for");
     if (s.phase == Phase::kRunning) {
-      const int64_t state_tokens = s.state->num_tokens() + s.unadvanced;
+      const int64_t state_tokens = s.state->num_tokens();
       if (s.approximate ? s.computed > state_tokens : s.computed != state_tokens)
         return fail("and its state disagree about how many rows have run");
       if (s.committed > s.computed || s.computed > s.known())

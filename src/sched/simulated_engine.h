@@ -19,6 +19,7 @@
 #include <fmt/core.h>
 
 #include "base/check.h"
+#include "sched/recorder.h"
 #include "sched/scheduler.h"
 
 namespace deepinfer {
@@ -238,6 +239,7 @@ class SimulatedDevice {
 // Runs a scheduler with the device above, up to two steps ahead, and checks what it does.
 class SimulatedEngine {
  public:
+  static constexpr int64_t kEndDivisor = 40;
   enum class Reason : uint8_t { kStop, kLength, kAborted, kExpired, kFailed };
   struct Finished {
     SeqId id = 0;
@@ -245,10 +247,10 @@ class SimulatedEngine {
   };
 
   SimulatedEngine(const SchedulerOptions& options, StatePools& pools, PrefixCache* prefix_cache,
-                  int64_t end_divisor = 40)
+                  ScheduleRecorder* recorder = nullptr)
       : options_(options),
         pools_(pools),
-        end_divisor_(end_divisor),
+        recorder_(recorder),
         device_(pools),
         scheduler_(options, pools, prefix_cache) {}
 
@@ -276,6 +278,9 @@ class SimulatedEngine {
   int64_t most_steps_waited() const {
     return most_steps_waited_;
   }
+  int64_t num_approximate() const {
+    return num_approximate_;
+  }
   int64_t num_checked_tokens() const {
     return num_checked_tokens_;
   }
@@ -284,7 +289,9 @@ class SimulatedEngine {
   }
 
   Status Add(const SequenceSpec& spec, double now) {
-    DI_RETURN_IF_ERROR(scheduler_.Add(spec, now));
+    Status added = scheduler_.Add(spec, now);
+    if (recorder_ != nullptr) recorder_->Add(spec, now, added.has_value());
+    if (!added.has_value()) return added;
     Request request;
     request.spec = spec;
     request.serial = next_serial_++;
@@ -302,17 +309,19 @@ class SimulatedEngine {
     if (!request.spec.held) return;
     request.spec.held = false;
     scheduler_.Release(id);
+    if (recorder_ != nullptr) recorder_->Release(id);
     StartWaiting(request);
   }
 
   void Abort(SeqId id) {
-    scheduler_.End(id);
+    End(id);
     Finish(id, Reason::kAborted);
   }
 
   // Plans and runs one step. False if it has no rows.
   bool Launch(double now) {
     scheduler_.Schedule(now, &step_);
+    if (recorder_ != nullptr) recorder_->Schedule(now, step_);
     for (const SeqId id : step_.expired) {
       Expect(living_.at(id).spec.deadline <= now, "expired before its deadline", id);
       Finish(id, Reason::kExpired);
@@ -352,13 +361,14 @@ class SimulatedEngine {
     if (!ran)
       for (Scheduler::ChunkResult& result : flight.results) result.token = -1;
     scheduler_.Commit(flight.results, ran);
+    if (recorder_ != nullptr) recorder_->Commit(flight.results, ran);
     for (size_t i = 0; i < flight.chunks.size(); ++i) {
       const FlightChunk& chunk = flight.chunks[i];
       const auto found = living_.find(chunk.id);
       if (found == living_.end() || found->second.serial != chunk.serial) continue;
       Request& request = found->second;
       if (!ran) {
-        scheduler_.End(chunk.id);
+        End(chunk.id);
         Finish(chunk.id, Reason::kFailed);
         continue;
       }
@@ -367,15 +377,15 @@ class SimulatedEngine {
         const int32_t token = flight.results[i].token;
         request.tokens.push_back(token);
         Expect(scheduler_.tokens(chunk.id) == request.tokens, "knows other tokens", chunk.id);
-        if (token % end_divisor_ == 0) {
-          scheduler_.End(chunk.id);
+        if (token % kEndDivisor == 0) {
+          End(chunk.id);
           Finish(chunk.id, Reason::kStop);
         } else if (std::ssize(request.tokens) - prompt >= request.room) {
-          scheduler_.End(chunk.id);
+          End(chunk.id);
           Finish(chunk.id, Reason::kLength);
         }
       } else if (request.room == 0 && chunk.end == prompt) {
-        scheduler_.End(chunk.id);
+        End(chunk.id);
         Finish(chunk.id, Reason::kLength);
       }
     }
@@ -423,6 +433,11 @@ class SimulatedEngine {
 
   void Expect(bool holds, const char* what, SeqId id) {
     if (!holds && problem_.empty()) problem_ = fmt::format("sequence {}: {}", id, what);
+  }
+
+  void End(SeqId id) {
+    scheduler_.End(id);
+    if (recorder_ != nullptr) recorder_->End(id);
   }
 
   static uint64_t SeedOf(const SequenceSpec& spec) {
@@ -484,6 +499,7 @@ class SimulatedEngine {
       return;
     }
     const Request& request = found->second;
+    num_approximate_ += request.approximate;
     if (!request.approximate) CheckTokens(request, reason);
     if (reason == Reason::kStop || reason == Reason::kLength) {
       Expect(request.next_logit_row >= std::ssize(request.spec.prompt) - 1,
@@ -499,7 +515,7 @@ class SimulatedEngine {
     const int64_t keep = options_.replay_keep_tokens;
     const int64_t decoder_begin =
         keep > 0 && !scores_prompt ? std::max<int64_t>(0, prompt - keep) : 0;
-    PlainModel model(pools_.window, decoder_begin, SeedOf(request.spec), end_divisor_);
+    PlainModel model(pools_.window, decoder_begin, SeedOf(request.spec), kEndDivisor);
     const int64_t count = std::ssize(request.tokens) - prompt;
     const bool whole = reason == Reason::kStop || reason == Reason::kLength;
     const std::vector<int32_t> expected =
@@ -511,7 +527,7 @@ class SimulatedEngine {
 
   SchedulerOptions options_;
   StatePools& pools_;
-  int64_t end_divisor_;
+  ScheduleRecorder* recorder_;
   SimulatedDevice device_;
   Scheduler scheduler_;
   SchedulerStep step_;
@@ -524,6 +540,7 @@ class SimulatedEngine {
   int64_t next_serial_ = 1;
   int64_t most_steps_waited_ = 0;
   int64_t num_checked_tokens_ = 0;
+  int64_t num_approximate_ = 0;
 };
 
 }  // namespace deepinfer

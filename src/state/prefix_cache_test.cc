@@ -269,6 +269,51 @@ TEST(PrefixCache, AnAncestorThatIsNotUsedCanBeReclaimedBelowUsedDescendants) {
   EXPECT_EQ(cache.FindLeak(), "");
 }
 
+TEST(PrefixCache, AnUnusedLeafGoesBeforeAnOlderAncestorOfUsedBlocks) {
+  Cache cache({.num_blocks = 7, .num_pages = 16});
+  const std::vector<int32_t> tokens = Tokens(1, 384);
+  cache.Create(First(tokens, 256), "");
+  cache.Create(tokens, "");
+  cache.Step({{0, 256}, {1, 256}});
+  cache.Insert(0, 256, true, false);
+  cache.Step({{1, 128}});
+  cache.Insert(1, 384, false, true);
+  cache.End(0);
+  cache.Serve(Tokens(2, 128));
+  cache.Create(Tokens(3, 256), "");
+  EXPECT_EQ(cache.Step({{1, 256}}), 1);
+  EXPECT_EQ(cache.FoundBlocks(Tokens(2, 128)), 0);
+  EXPECT_EQ(cache.FoundBlocks(tokens), 384);
+  EXPECT_EQ(cache.FindViolation(), "");
+}
+
+TEST(PrefixCache, AnInsertionOfKnownBlocksIsAUse) {
+  Cache cache({.num_blocks = 6, .num_pages = 16});
+  const std::vector<int32_t> a = Tokens(1, 256);
+  const std::vector<int32_t> b = Tokens(2, 256);
+  cache.Serve(a);
+  cache.Serve(b);
+  cache.Create(a, "");
+  cache.Step({{0, 256}});
+  cache.Insert(0, 256, true, false);
+  cache.End(0);
+  cache.Serve(Tokens(3, 384));
+  EXPECT_EQ(cache.FoundBlocks(b), 128);
+  EXPECT_EQ(cache.FoundBlocks(a), 256);
+}
+
+TEST(PrefixCache, ABlockIsRecordedUnderOneSaltOnly) {
+  Cache cache({});
+  const std::vector<int32_t> tokens = Tokens(1, 300);
+  cache.Create(tokens, "a");
+  cache.Step({{0, 300}});
+  cache.Insert(0, 300, true, false);
+  cache.cache->Insert("b", tokens, cache.sequences[0].state, true);
+  EXPECT_EQ(cache.Found(tokens, 300, "a"), 300);
+  EXPECT_EQ(cache.Found(tokens, 300, "b"), 0);
+  EXPECT_EQ(cache.FindViolation(), "");
+}
+
 TEST(PrefixCache, WindowPagesInTheMiddleOfABranchGoBeforeThoseAtEndsAndBranchPoints) {
   Cache cache({.num_blocks = 64, .num_pages = 12, .window = 128});
   const std::vector<int32_t> a = Tokens(1, 1024);
@@ -552,6 +597,11 @@ struct Stream {
   }
 };
 
+std::vector<uint32_t> DrawValues() {
+  return *rc::gen::scale(4.0, rc::gen::nonEmpty(rc::gen::container<std::vector<uint32_t>>(
+                                  rc::gen::inRange<uint32_t>(0, 0xffffffff))));
+}
+
 StateModel::Options DrawOptions(bool evicts) {
   StateModel::Options options;
   options.window = *rc::gen::element<int64_t>(1, 2, 8, 127, 128, 129, 200, 257, 400);
@@ -565,7 +615,7 @@ StateModel::Options DrawOptions(bool evicts) {
 
 RC_GTEST_PROP(PrefixCache, RandomProgramsAgreeWithAPlainModel, ()) {
   StateModel model(DrawOptions(true));
-  const auto values = *rc::gen::nonEmpty<std::vector<uint32_t>>();
+  const std::vector<uint32_t> values = DrawValues();
   Program program(model, Draws{&values}, true);
   for (size_t i = 0; i < values.size(); ++i) RC_ASSERT(program.Run() == "");
   RC_ASSERT(model.FindLeak() == "");
@@ -573,7 +623,7 @@ RC_GTEST_PROP(PrefixCache, RandomProgramsAgreeWithAPlainModel, ()) {
 
 RC_GTEST_PROP(PrefixCache, WithoutEvictionTheLongestCommonPrefixIsFound, ()) {
   StateModel model(DrawOptions(false));
-  const auto values = *rc::gen::nonEmpty<std::vector<uint32_t>>();
+  const std::vector<uint32_t> values = DrawValues();
   Program program(model, Draws{&values}, false);
   for (size_t i = 0; i < values.size(); ++i) RC_ASSERT(program.Run() == "");
   RC_ASSERT(model.FindLeak() == "");

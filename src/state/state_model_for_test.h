@@ -36,7 +36,6 @@ class StateModel {
     std::vector<int32_t> tokens;  // of all rows, also those that are not computed yet
     std::string salt;
     PrefixCache::Cursor cursor;
-    bool whole = true;  // not restored from an image, so that it holds complete pages
   };
 
   // What has been inserted.
@@ -56,7 +55,7 @@ class StateModel {
   bool Create(std::vector<int32_t> tokens, std::string salt) {
     std::optional<SequenceState> state = SequenceState::Create(pools);
     if (!state.has_value()) return false;
-    sequences.push_back({std::move(*state), std::move(tokens), std::move(salt), {}, true});
+    sequences.push_back({std::move(*state), std::move(tokens), std::move(salt), {}});
     return true;
   }
 
@@ -67,7 +66,7 @@ class StateModel {
     if (prefix.num_tokens == 0) return Create(std::move(tokens), salt) ? 0 : -1;
     std::optional<SequenceState> state = SequenceState::Restore(pools, prefix);
     if (!state.has_value()) return -1;
-    sequences.push_back({std::move(*state), std::move(tokens), salt, {}, true});
+    sequences.push_back({std::move(*state), std::move(tokens), salt, {}});
     return prefix.num_tokens;
   }
 
@@ -207,7 +206,7 @@ class StateModel {
     }
     Execute(commands);
     images_.erase(one.image.get());
-    sequences.push_back({std::move(*state), std::move(one.tokens), std::move(one.salt), {}, false});
+    sequences.push_back({std::move(*state), std::move(one.tokens), std::move(one.salt), {}});
     saved.erase(saved.begin() + static_cast<int64_t>(index));
     return true;
   }

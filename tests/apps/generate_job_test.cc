@@ -359,6 +359,8 @@ TEST_F(GenerateJobTest, PlacesThatCannotBeWrittenAreRefusedBeforeTheModelIsLoade
   refused("/proc/out", {}, "the job's journal '/proc/out.partial' cannot be opened: ");
   refused(Path("in.jsonl"), {}, "input and output are the same file");
   refused("/dev/null", {"--resume"}, "--resume needs an output that is a file");
+  fs::create_directory(Path("folder"));
+  refused(Path("folder"), {}, "is a directory; a file is expected.");
   refused("-", {"--resume"}, "--resume needs an output that is a file");
   fs::create_directory(Path("out.partial"));
   refused(Path("out"), {}, "cannot be opened: Is a directory.");

@@ -25,6 +25,7 @@ struct LoadedModel {
     options.model_dir = dir;
     options.max_sequences = 64;
     options.cache_tokens = cache_tokens;
+    options.replay = ReplayMode::kCompact;
     auto executor = Executor::Create(options);
     EXPECT_TRUE(executor.has_value()) << executor.error().message;
     return {*Tokenizer::Load(dir + "/tokenizer.json"), std::move(*executor)};

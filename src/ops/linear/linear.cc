@@ -33,6 +33,7 @@ using TileKernel = void (*)(const LinearTileJob&);
 struct Implementation {
   TileKernel kernel = nullptr;
   bool x_is_bf16 = false;
+  bool scales_x = false;  // takes single rows of x from LinearScaleRowAvx2
 };
 
 Implementation ImplementationFor(const LinearWeight::Packed& packed) {
@@ -40,7 +41,7 @@ Implementation ImplementationFor(const LinearWeight::Packed& packed) {
     case CpuLevel::kScalar:
       break;
     case CpuLevel::kAvx2:
-      return {&LinearTileAvx2, false};
+      return {&LinearTileAvx2, false, true};
     case CpuLevel::kAvx512:
       return {&LinearTileAvx512, false};
     case CpuLevel::kAvx512Bf16:
@@ -160,6 +161,9 @@ void AppendSegments(const LinearWeight& weight, int64_t first, int64_t rows, int
 void RunWave(const Problem& problem, const Segment* segments, size_t count, Stream& stream) {
   // All weights are of one level, and the kernels of one level take the same kind of x.
   const bool x_is_bf16 = ImplementationFor(*segments[0].weight->packed()).x_is_bf16;
+  const LinearCodes codes = CodesOf(segments[0].weight->format());
+  const bool scales_x =
+      ImplementationFor(*segments[0].weight->packed()).scales_x && codes != LinearCodes::kBf16;
   const int64_t first_row = segments[0].first_row;
   const int64_t rows = segments[count - 1].first_row + segments[count - 1].rows - first_row;
   const int64_t element = x_is_bf16 ? 2 : 4;
@@ -193,22 +197,40 @@ void RunWave(const Problem& problem, const Segment* segments, size_t count, Stre
     stream.pool().ParallelFor(rows, prepare);
   }
 
+  int* x_exponents = scratch.Allocate<int>(static_cast<int64_t>(count));
+  const auto scale = [&](int64_t begin, int64_t end, int) {
+    for (int64_t s = begin; s < end; ++s) {
+      x_exponents[s] = kLinearUnscaledX;
+      if (segments[s].rows != 1 || !scales_x) continue;
+      char* row = prepared + (segments[s].first_row - first_row) * stride * element;
+      x_exponents[s] = LinearScaleRowAvx2(codes, reinterpret_cast<float*>(row), problem.padded_k);
+    }
+  };
+  const int64_t num_segments = static_cast<int64_t>(count);
+  if (num_segments * problem.k < kSerialElements) {
+    scale(0, num_segments, 0);
+  } else {
+    stream.pool().ParallelFor(num_segments, scale);
+  }
+
   const int64_t n = segments[0].weight->n();
   const int64_t tiles = segments[0].weight->packed()->tiles;
   int64_t total_cost = 0;
   for (size_t s = 0; s < count; ++s) total_cost += segments[s].cost() * tiles;
 
-  const auto run_item = [&](const Segment& segment, int64_t tile, char* own_scratch) {
+  const auto run_item = [&](size_t s, int64_t tile, char* own_scratch) {
+    const Segment& segment = segments[s];
     const LinearWeight::Packed& packed = *segment.weight->packed();
     LinearTileJob job;
     job.tile = packed.tile(tile);
-    job.codes = CodesOf(segment.weight->format());
+    job.codes = codes;
     job.blocks = packed.blocks;
     job.min_scale = packed.min_scale;
     job.max_scale = packed.max_scale;
     job.x = prepared + (segment.first_row - first_row) * stride * element;
     job.x_stride = stride;
     job.rows = segment.rows;
+    job.x_exponent = x_exponents[s];
     job.totals = reinterpret_cast<float*>(own_scratch);
     job.scratch = own_scratch + totals_bytes;
     ImplementationFor(packed).kernel(job);
@@ -237,7 +259,7 @@ void RunWave(const Problem& problem, const Segment* segments, size_t count, Stre
       };
       const int64_t end = high <= start ? 0 : first_item_from(high);
       for (int64_t tile = low <= start ? 0 : first_item_from(low); tile < end; ++tile) {
-        run_item(segments[s], tile, own_scratch);
+        run_item(s, tile, own_scratch);
       }
       start += cost * tiles;
     }

@@ -6,21 +6,23 @@
 // values come from, never in this chain.
 //
 // One row is bound by memory, 0.53 (FP4), 1.0 (FP8) and 2 bytes (bf16) per weight: at 13 GB/s for
-// each of two cores that is 7.9 FP4 weights per cycle of 3.2 GHz. Eight weights cost one FMA
-// and 2.4 (FP4) to 4 (FP8) instructions of conversion on four vector pipes, so FP4 sits at the edge
-// and decides the form of the loop. Several rows are bound by FMAs: 16 outputs x 6 rows of
-// accumulators, codes converted once per call into a panel in L1 and L2.
+// each of two cores that is 7.9 FP4 weights per cycle of 3.2 GHz. 64 weights cost 8 FMAs and 16
+// instructions of conversion (FP4 and FP8) on four vector pipes: FP4 sits at the edge. Several rows
+// are bound by FMAs: 16 outputs x 6 rows of accumulators, codes converted once per call into a
+// panel in L1 and L2.
 //
 // Measured on one Zen 3 core (EPYC 7003, 3.2 GHz, weights in L2; best of many while others used the
-// machine): one row FP4 23.2, FP8 13.2, bf16 30 weights/ns, i.e. 12.3, 13.2 and 60 GB/s of codes
-// where a core's half of DRAM bandwidth is 13.4; 64 rows 80-82 % of the FMA peak in every format.
+// machine): one row FP4 26.0, FP8 23.4, bf16 30 weights/ns, i.e. 13.8, 23.4 and 60 GB/s of codes
+// where a core's half of DRAM bandwidth is 13.4. That is 8 cycles per 64 FP4 weights; six would be
+// enough for four pipes, but instructions that can only use some of them (a shift, then an AND,
+// then an FMA) get through at 3.2 per cycle in any mixture tried, only additions in their place
+// at 4.
 //
-// Tried and lost, FP4 in weights/ns: shifts instead of integer multiplications (20.2: shuffle and
-// shift pipes saturate); eight accumulators, a whole column at a time (21.8: spills); int8 table,
-// then conversion of dwords (17); byte merges by multiplication instead of half of the unpacks
-// (20.1). Not tried on this CPU for their instruction counts: fp16 table and vcvtph2ps, vpermps.
-// FP8 by multiplying the code as fp32 bits with 2^120: 8.5, because every vector with a subnormal
-// code costs four extra cycles; through fp16: 13.2.
+// Tried and lost, FP4 in weights/ns: a table of the two upper bytes of fp32 by PSHUFB, unpacked
+// (23.2 at half a tile, whose four chains of FMAs take eight cycles per 64 weights); int8 table,
+// then conversion of dwords (17); all four columns of four vectors of codes in turn (24.4) and of
+// one (25.1); shifts only (25.6); multiplications only (24.8).
+// FP8 through fp16: 13.2, because VCVTPH2PS is two instructions.
 #include <immintrin.h>
 
 #include "ops/linear/linear_kernels.h"
@@ -29,35 +31,6 @@ namespace deepinfer {
 namespace {
 
 constexpr int kVectors = 8;  // of 8 outputs: one tile
-
-struct Fp4Tables {
-  // E2M1 values as the two upper bytes of fp32.
-  __m256i high;
-  __m256i low;
-  // Multipliers that stand in for shifts. Zen 3 has shifts and shuffles on two of its four vector
-  // pipes, and multiply-adds on two that overlap with them; integer multiplications use another.
-  // With shifts the loop over one row takes 10 cycles per 64 weights, with multiplications 8.7.
-  __m256i word;        // 2^16 per dword: shift left by 16
-  __m256i shift_four;  // 2^12 per word, for the upper half of the product: shift right by 4
-};
-
-inline Fp4Tables LoadFp4Tables() {
-  // 0 0.5 1 1.5 2 3 4 6, then the same negated.
-  const __m128i high =
-      _mm_setr_epi8(0x00, 0x3f, 0x3f, 0x3f, 0x40, 0x40, 0x40, 0x40, static_cast<char>(0x80),
-                    static_cast<char>(0xbf), static_cast<char>(0xbf), static_cast<char>(0xbf),
-                    static_cast<char>(0xc0), static_cast<char>(0xc0), static_cast<char>(0xc0),
-                    static_cast<char>(0xc0));
-  const __m128i low = _mm_setr_epi8(0x00, 0x00, static_cast<char>(0x80), static_cast<char>(0xc0),
-                                    0x00, 0x40, static_cast<char>(0x80), static_cast<char>(0xc0),
-                                    0x00, 0x00, static_cast<char>(0x80), static_cast<char>(0xc0),
-                                    0x00, 0x40, static_cast<char>(0x80), static_cast<char>(0xc0));
-  __m256i word = _mm256_set1_epi32(0x10000);
-  __m256i shift_four = _mm256_set1_epi16(0x1000);
-  // Hides the values, or the compiler turns the multiplications back into shifts.
-  asm("" : "+x"(word), "+x"(shift_four));
-  return {_mm256_broadcastsi128_si256(high), _mm256_broadcastsi128_si256(low), word, shift_four};
-}
 
 // The even and the odd words of bf16 as fp32.
 inline __m256 EvenWords(__m256i words) {
@@ -69,41 +42,111 @@ inline __m256 OddWords(__m256i words) {
       _mm256_and_si256(words, _mm256_set1_epi32(static_cast<int>(0xffff0000u))));
 }
 
-// One column of FP4 codes, low nibbles (kHalf 0: outputs 0-31) or high ones (kHalf 1: outputs
-// 32-63): calls use(v, values of outputs 8v ... 8v + 7) for v = 4 * kHalf ... 4 * kHalf + 3.
-template <int kHalf, class Use>
-inline void Fp4HalfColumn(const uint8_t* codes, const Fp4Tables& tables, Use use) {
-  const __m256i bytes = _mm256_load_si256(reinterpret_cast<const __m256i*>(codes));
-  const __m256i index = _mm256_and_si256(
-      kHalf == 0 ? bytes : _mm256_mulhi_epu16(bytes, tables.shift_four), _mm256_set1_epi8(15));
-  const __m256i top = _mm256_shuffle_epi8(tables.high, index);
-  const __m256i second = _mm256_shuffle_epi8(tables.low, index);
-  const __m256i a = _mm256_unpacklo_epi8(second, top);
-  const __m256i b = _mm256_unpackhi_epi8(second, top);
-  use(4 * kHalf + 0, _mm256_castsi256_ps(_mm256_mullo_epi32(a, tables.word)));
-  use(4 * kHalf + 1, OddWords(a));
-  use(4 * kHalf + 2, _mm256_castsi256_ps(_mm256_mullo_epi32(b, tables.word)));
-  use(4 * kHalf + 3, OddWords(b));
+// Codes become fp32 by moving their bits: the sign to bit 31, exponent and mantissa to where fp32
+// has the low bits of the one and the high bits of the other. That is the value times 2^-126 (FP4)
+// or 2^-120 (FP8), with the subnormal codes as fp32 subnormals, which cost a multiply-add nothing
+// as factors on Zen 3. The exponent's bias is made up for in x and in the sum of a block.
+constexpr int kFp4CodeExponent = -126;
+constexpr int kFp8CodeExponent = -120;
+
+struct alignas(32) Words {
+  int16_t even_and_odd[16];
+};
+
+constexpr Words AlternatingWords(int16_t even, int16_t odd) {
+  Words words = {};
+  for (int i = 0; i < 16; i += 2) {
+    words.even_and_odd[i] = even;
+    words.even_and_odd[i + 1] = odd;
+  }
+  return words;
 }
 
-// One column of 64 E4M3 codes. As fp16 bits an E4M3 code is 2^-8 of its value, subnormals included;
-// the conversion to fp32 is exact and, unlike a multiplication by 2^120 of the code as fp32 bits,
-// has no penalty for subnormal codes on Zen 3.
+// Factors that stand in for shifts: Zen 3 shifts on two of its four vector pipes and multiplies
+// integers on another two. They stay in memory, because the registers are all in use, and the
+// instructions are spelt out, because the compiler would make them shifts again.
+constexpr Words kEvenBy10 = AlternatingWords(1 << 10, 0);
+constexpr Words kEvenBy14 = AlternatingWords(1 << 14, 0);
+constexpr Words kDwordsBy6 = AlternatingWords(1 << 6, 0);
+constexpr Words kWordsBy5 = AlternatingWords(1 << 5, 1 << 5);
+
+inline __m256i MultiplyEvenWords(__m256i words, const Words& factors) {  // sign-extended to dwords
+  __m256i product;
+  asm("vpmaddwd %2, %1, %0" : "=x"(product) : "x"(words), "m"(factors));
+  return product;
+}
+
+inline __m256i MultiplyWords(__m256i words, const Words& factors) {
+  __m256i product;
+  asm("vpmullw %2, %1, %0" : "=x"(product) : "x"(words), "m"(factors));
+  return product;
+}
+
+inline __m256i MultiplyDwords(__m256i dwords, const Words& factors) {
+  __m256i product;
+  asm("vpmulld %2, %1, %0" : "=x"(product) : "x"(dwords), "m"(factors));
+  return product;
+}
+
+// Four columns of 64 FP4 codes in the order of linear_pack.h: calls use(c, v, values of outputs 8v
+// ... 8v + 7 in column c), c ascending for every v. Two bytes before `codes` are loaded.
 template <class Use>
-inline void Fp8Column(const uint8_t* codes, Use use) {
-  const __m256i zero = _mm256_setzero_si256();
-  const __m256i mask = _mm256_set1_epi16(static_cast<int16_t>(0xbf80u));
+inline void Fp4Columns(const uint8_t* codes, Use use) {
+  const __m256i mask = _mm256_set1_epi32(static_cast<int>(0x81c00000u));
+  const auto masked = [&](__m256i bits) __attribute__((always_inline)) {
+    return _mm256_castsi256_ps(_mm256_and_si256(bits, mask));
+  };
+    // Two vectors of codes in turn: with one, the chains of multiply-adds are too few for the
+    // schedulers to look past; with four, the registers do not suffice.
 #pragma GCC unroll 2
-  for (int q = 0; q < 2; ++q) {
-    const __m256i bytes = _mm256_load_si256(reinterpret_cast<const __m256i*>(codes + 32 * q));
-    const __m256i words_a = _mm256_unpacklo_epi8(zero, bytes);
-    const __m256i words_b = _mm256_unpackhi_epi8(zero, bytes);
-    const __m256i a = _mm256_and_si256(_mm256_srai_epi16(words_a, 1), mask);
-    const __m256i b = _mm256_and_si256(_mm256_srai_epi16(words_b, 1), mask);
-    use(4 * q + 0, _mm256_cvtph_ps(_mm256_castsi256_si128(a)));
-    use(4 * q + 1, _mm256_cvtph_ps(_mm256_extracti128_si256(a, 1)));
-    use(4 * q + 2, _mm256_cvtph_ps(_mm256_castsi256_si128(b)));
-    use(4 * q + 3, _mm256_cvtph_ps(_mm256_extracti128_si256(b, 1)));
+  for (int first = 0; first < 4; first += 2) {
+    __m256i words[2];
+#pragma GCC unroll 2
+    for (int i = 0; i < 2; ++i) {
+      const uint8_t* from = codes + 32 * (first + i);
+      words[i] = _mm256_load_si256(reinterpret_cast<const __m256i*>(from));
+      asm("" : "+x"(words[i]));  // or the compiler loads them again for every use
+      const int v = 2 * (first + i);
+      use(0, v + 1, masked(words[i]));
+      use(0, v, masked(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from - 2))));
+    }
+#pragma GCC unroll 2
+    for (int i = 0; i < 2; ++i) {
+      const int v = 2 * (first + i);
+      use(1, v + 1, masked(MultiplyDwords(words[i], kDwordsBy6)));
+      use(1, v, masked(_mm256_slli_epi32(words[i], 22)));
+    }
+#pragma GCC unroll 2
+    for (int i = 0; i < 2; ++i) {
+      const int v = 2 * (first + i);
+      __m256i twice;
+      asm("vpaddw %1, %1, %0" : "=x"(twice) : "x"(words[i]));  // on any pipe
+      use(2, v + 1, masked(_mm256_srai_epi32(twice, 6)));
+      use(2, v, masked(MultiplyEvenWords(twice, kEvenBy10)));
+    }
+#pragma GCC unroll 2
+    for (int i = 0; i < 2; ++i) {
+      const int v = 2 * (first + i);
+      const __m256i shifted = MultiplyWords(words[i], kWordsBy5);
+      use(3, v + 1, masked(_mm256_srai_epi32(shifted, 2)));
+      use(3, v, masked(MultiplyEvenWords(shifted, kEvenBy14)));
+    }
+  }
+}
+
+// As Fp4Columns for E4M3 codes: loads that end at the code's byte leave it at the top of a dword.
+// Three bytes before `codes` are loaded.
+template <class Use>
+inline void Fp8Columns(const uint8_t* codes, Use use) {
+  const __m256i mask = _mm256_set1_epi32(static_cast<int>(0x87f00000u));
+#pragma GCC unroll 4
+  for (int c = 0; c < 4; ++c) {
+#pragma GCC unroll 8
+    for (int v = 0; v < kVectors; ++v) {
+      const __m256i top =
+          _mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes + 32 * v + c - 3));
+      use(c, v, _mm256_castsi256_ps(_mm256_and_si256(_mm256_srai_epi32(top, 4), mask)));
+    }
   }
 }
 
@@ -128,12 +171,6 @@ inline int64_t Fp8HeaderBytes(int64_t blocks) {
   return (2 * blocks + 63) / 64 * 64;
 }
 
-// Fp8Column yields 2^-8 of the values; the sums of a block are brought back before they are scaled,
-// which is exact.
-inline __m256 Fp8Unit() {
-  return _mm256_set1_ps(0x1p8f);
-}
-
 // Far enough ahead for DRAM latency at one core's share of the bandwidth.
 constexpr int64_t kPrefetchBytes = 2048;
 
@@ -143,66 +180,68 @@ inline void Prefetch(const uint8_t* address) {
 
 // ---- One row: codes are converted in registers and used once ------------------------------------
 
-// Half a tile at a time: four accumulators, the tables and the temporaries fit in the registers,
-// eight do not. Four chains of latency 4 are still shorter than the conversion of 32 weights.
-template <int kHalf>
-inline void RowFp4HalfBlock(const uint8_t* from, const float* x, const Fp4Tables& tables,
-                            float* totals) {
-  __m256 sum[4];
-#pragma GCC unroll 4
-  for (int v = 0; v < 4; ++v) sum[v] = _mm256_setzero_ps();
-#pragma GCC unroll 2
-  for (int64_t k = 0; k < kLinearBlock; ++k) {
-    const uint8_t* codes = from + 64 + 32 * k;
-    if (kHalf == 0 && k % 2 == 0) Prefetch(codes + kPrefetchBytes);
-    const __m256 xk = _mm256_broadcast_ss(x + k);
-    Fp4HalfColumn<kHalf>(
-        codes, tables, [&](int v, __m256 w) __attribute__((always_inline)) {
-          sum[v - 4 * kHalf] = _mm256_fmadd_ps(xk, w, sum[v - 4 * kHalf]);
-        });
-  }
-#pragma GCC unroll 4
-  for (int v = 0; v < 4; ++v) {
-    const int64_t at = 32 * kHalf + 8 * v;
-    _mm256_store_ps(totals + at,
-                    _mm256_fmadd_ps(sum[v], Scales(from + at), _mm256_load_ps(totals + at)));
-  }
+// Makes up for the exponents of the codes and of x: exact, see LinearScaleRowAvx2.
+inline __m256 RowUnit(const LinearTileJob& job, int code_exponent) {
+  return _mm256_castsi256_ps(_mm256_set1_epi32((127 - code_exponent - job.x_exponent) << 23));
 }
 
 void RowFp4(const LinearTileJob& job) {
   const float* x = static_cast<const float*>(job.x);
-  const Fp4Tables tables = LoadFp4Tables();
+  const __m256 unit = RowUnit(job, kFp4CodeExponent);
   const uint8_t* from = job.tile;
   for (int64_t block = 0; block < job.blocks; ++block, from += kFp4BlockBytes, x += kLinearBlock) {
+    __m256 sum[kVectors];
+#pragma GCC unroll 8
+    for (int v = 0; v < kVectors; ++v) sum[v] = _mm256_setzero_ps();
     Prefetch(from + kPrefetchBytes);
-    RowFp4HalfBlock<0>(from, x, tables, job.totals);
-    RowFp4HalfBlock<1>(from, x, tables, job.totals);
+    for (int64_t k = 0; k < kLinearBlock; k += 4) {
+      const uint8_t* codes = from + 64 + 32 * k;
+      Prefetch(codes + kPrefetchBytes);
+      Prefetch(codes + 64 + kPrefetchBytes);
+      __m256 xk[4];
+#pragma GCC unroll 4
+      for (int c = 0; c < 4; ++c) xk[c] = _mm256_broadcast_ss(x + k + c);
+      Fp4Columns(
+          codes, [&](int c, int v, __m256 w) __attribute__((always_inline)) {
+            sum[v] = _mm256_fmadd_ps(xk[c], w, sum[v]);
+          });
+    }
+#pragma GCC unroll 8
+    for (int v = 0; v < kVectors; ++v) {
+      float* total = job.totals + 8 * v;
+      _mm256_store_ps(total, _mm256_fmadd_ps(_mm256_mul_ps(sum[v], unit), Scales(from + 8 * v),
+                                             _mm256_load_ps(total)));
+    }
   }
 }
 
 void RowFp8(const LinearTileJob& job) {
   const float* x = static_cast<const float*>(job.x);
+  const __m256 unit = RowUnit(job, kFp8CodeExponent);
   const uint8_t* codes = job.tile + Fp8HeaderBytes(job.blocks);
-  for (int64_t block = 0; block < job.blocks; ++block, codes += kFp8BlockBytes, x += kLinearBlock) {
+  for (int64_t block = 0; block < job.blocks; ++block, x += kLinearBlock) {
     __m256 sum[kVectors];
 #pragma GCC unroll 8
     for (int v = 0; v < kVectors; ++v) sum[v] = _mm256_setzero_ps();
-    for (int64_t k = 0; k < kLinearBlock; ++k) {
-      Prefetch(codes + 64 * k + kPrefetchBytes);
-      const __m256 xk = _mm256_broadcast_ss(x + k);
-      Fp8Column(
-          codes + 64 * k, [&](int v, __m256 w) __attribute__((always_inline)) {
-            sum[v] = _mm256_fmadd_ps(xk, w, sum[v]);
+    for (int64_t k = 0; k < kLinearBlock; k += 4, codes += 256) {
+#pragma GCC unroll 4
+      for (int64_t line = 0; line < 4; ++line) Prefetch(codes + 64 * line + kPrefetchBytes);
+      __m256 xk[4];
+#pragma GCC unroll 4
+      for (int c = 0; c < 4; ++c) xk[c] = _mm256_broadcast_ss(x + k + c);
+      Fp8Columns(
+          codes, [&](int c, int v, __m256 w) __attribute__((always_inline)) {
+            sum[v] = _mm256_fmadd_ps(xk[c], w, sum[v]);
           });
     }
-#pragma GCC unroll 8
+#pragma GCC unroll 2
     for (int half = 0; half < 2; ++half) {
       const __m256 scale = Scale(job.tile[2 * block + half]);
-#pragma GCC unroll 8
+#pragma GCC unroll 4
       for (int v = 4 * half; v < 4 * half + 4; ++v) {
         float* total = job.totals + 8 * v;
-        _mm256_store_ps(
-            total, _mm256_fmadd_ps(_mm256_mul_ps(sum[v], Fp8Unit()), scale, _mm256_load_ps(total)));
+        _mm256_store_ps(total,
+                        _mm256_fmadd_ps(_mm256_mul_ps(sum[v], unit), scale, _mm256_load_ps(total)));
       }
     }
   }
@@ -250,23 +289,29 @@ struct Panel {
 };
 
 void FillPanel(const LinearTileJob& job, int64_t first_block, int64_t blocks, const Panel& panel) {
-  const Fp4Tables tables = LoadFp4Tables();
+  const __m256 fp4_unit = _mm256_set1_ps(0x1p126f);
+  const __m256 fp8_unit = _mm256_set1_ps(0x1p120f);
+  static_assert(kFp4CodeExponent == -126 && kFp8CodeExponent == -120);
   float* to = panel.values;
   for (int64_t b = 0; b < blocks; ++b) {
     const int64_t block = first_block + b;
     float* scales = panel.scales + kLinearTileOutputs * b;
-    const auto store = [&](int v, __m256 w) __attribute__((always_inline)) {
-      _mm256_store_ps(to + (v / 2) * panel.strip + (v % 2) * 8, w);
+    const auto at = [&](int c, int v) __attribute__((always_inline)) {
+      return to + (v / 2) * panel.strip + 16 * c + 8 * (v % 2);
     };
     switch (job.codes) {
       case LinearCodes::kFp4: {
         const uint8_t* from = job.tile + block * kFp4BlockBytes;
 #pragma GCC unroll 8
         for (int v = 0; v < kVectors; ++v) _mm256_store_ps(scales + 8 * v, Scales(from + 8 * v));
-        for (int64_t k = 0; k < kLinearBlock; ++k, to += 16) {
-          Prefetch(from + 64 + 32 * k + kPrefetchBytes);
-          Fp4HalfColumn<0>(from + 64 + 32 * k, tables, store);
-          Fp4HalfColumn<1>(from + 64 + 32 * k, tables, store);
+        for (int64_t k = 0; k < kLinearBlock; k += 4, to += 64) {
+          const uint8_t* codes = from + 64 + 32 * k;
+          Prefetch(codes + kPrefetchBytes);
+          Prefetch(codes + 64 + kPrefetchBytes);
+          Fp4Columns(
+              codes, [&](int c, int v, __m256 w) __attribute__((always_inline)) {
+                _mm256_store_ps(at(c, v), _mm256_mul_ps(w, fp4_unit));
+              });
         }
         break;
       }
@@ -275,9 +320,14 @@ void FillPanel(const LinearTileJob& job, int64_t first_block, int64_t blocks, co
 #pragma GCC unroll 8
         for (int v = 0; v < kVectors; ++v)
           _mm256_store_ps(scales + 8 * v, Scale(job.tile[2 * block + v / 4]));
-        for (int64_t k = 0; k < kLinearBlock; ++k, to += 16) {
-          Prefetch(from + 64 * k + kPrefetchBytes);
-          Fp8Column(from + 64 * k, store);
+        for (int64_t k = 0; k < kLinearBlock; k += 4, to += 64) {
+          const uint8_t* codes = from + 64 * k;
+#pragma GCC unroll 4
+          for (int64_t line = 0; line < 4; ++line) Prefetch(codes + 64 * line + kPrefetchBytes);
+          Fp8Columns(
+              codes, [&](int c, int v, __m256 w) __attribute__((always_inline)) {
+                _mm256_store_ps(at(c, v), _mm256_mul_ps(w, fp8_unit));
+              });
         }
         break;
       }
@@ -293,9 +343,8 @@ void FillPanel(const LinearTileJob& job, int64_t first_block, int64_t blocks, co
           for (int v = 0; v < kVectors; ++v) {
             const __m256i words =
                 _mm256_load_si256(reinterpret_cast<const __m256i*>(from + 128 * k + 32 * v));
-            float* at = to + (v / 2) * panel.strip + (v % 2) * 8;
-            _mm256_store_ps(at, EvenWords(words));
-            _mm256_store_ps(at + 16, OddWords(words));
+            _mm256_store_ps(at(0, v), EvenWords(words));
+            _mm256_store_ps(at(1, v), OddWords(words));
           }
         }
         break;
@@ -306,7 +355,7 @@ void FillPanel(const LinearTileJob& job, int64_t first_block, int64_t blocks, co
 
 // kRows rows x (kStrips * 16) outputs.
 template <int kRows, int kStrips>
-void MultiplyStrips(bool fp8, const float* x, int64_t x_stride, const float* panel, int64_t strip,
+void MultiplyStrips(const float* x, int64_t x_stride, const float* panel, int64_t strip,
                     const float* scales, int64_t blocks, float* totals) {
   constexpr int kCount = 2 * kStrips;
   for (int64_t b = 0; b < blocks; ++b) {
@@ -347,9 +396,7 @@ void MultiplyStrips(bool fp8, const float* x, int64_t x_stride, const float* pan
 #pragma GCC unroll 8
       for (int r = 0; r < kRows; ++r) {
         float* total = totals + r * kLinearTileOutputs + 8 * v;
-        // As for one row: sums of tiny x must be rounded in the same places.
-        const __m256 of_block = fp8 ? _mm256_mul_ps(sum[r][v], Fp8Unit()) : sum[r][v];
-        _mm256_store_ps(total, _mm256_fmadd_ps(of_block, scale, _mm256_load_ps(total)));
+        _mm256_store_ps(total, _mm256_fmadd_ps(sum[r][v], scale, _mm256_load_ps(total)));
       }
     }
     x += kLinearBlock;
@@ -364,9 +411,9 @@ void MultiplyRows(const LinearTileJob& job, int64_t row, int64_t first_block, in
   const float* x =
       static_cast<const float*>(job.x) + row * job.x_stride + first_block * kLinearBlock;
   for (int s = 0; s < 4; s += kStrips) {
-    MultiplyStrips<kRows, kStrips>(
-        job.codes == LinearCodes::kFp8, x, job.x_stride, panel.values + s * panel.strip,
-        panel.strip, panel.scales + 16 * s, blocks, job.totals + row * kLinearTileOutputs + 16 * s);
+    MultiplyStrips<kRows, kStrips>(x, job.x_stride, panel.values + s * panel.strip, panel.strip,
+                                   panel.scales + 16 * s, blocks,
+                                   job.totals + row * kLinearTileOutputs + 16 * s);
   }
 }
 
@@ -410,7 +457,7 @@ void ManyRows(const LinearTileJob& job) {
 void LinearTileAvx2(const LinearTileJob& job) {
   for (int64_t i = 0; i < job.rows * kLinearTileOutputs; i += 8)
     _mm256_store_ps(job.totals + i, _mm256_setzero_ps());
-  if (job.rows > 1) {
+  if (job.rows > 1 || (job.codes != LinearCodes::kBf16 && job.x_exponent == kLinearUnscaledX)) {
     ManyRows(job);
     return;
   }
@@ -425,6 +472,44 @@ void LinearTileAvx2(const LinearTileJob& job) {
       RowBf16(job);
       break;
   }
+}
+
+int LinearScaleRowAvx2(LinearCodes codes, float* x, int64_t count) {
+  const int code_exponent = codes == LinearCodes::kFp4 ? kFp4CodeExponent : kFp8CodeExponent;
+  // Codes are multiples of 2^-1 or 2^-9.
+  const int code_quantum = codes == LinearCodes::kFp4 ? -1 : -9;
+  const __m256i magnitude_mask = _mm256_set1_epi32(0x7fffffff);
+  const __m256i one = _mm256_set1_epi32(1);
+  __m256i largest = _mm256_setzero_si256();
+  __m256i smallest_less_one = _mm256_set1_epi32(-1);  // unsigned, and what zero becomes
+  for (int64_t i = 0; i < count; i += 8) {
+    const __m256i magnitude = _mm256_and_si256(
+        _mm256_load_si256(reinterpret_cast<const __m256i*>(x + i)), magnitude_mask);
+    largest = _mm256_max_epu32(largest, magnitude);
+    smallest_less_one = _mm256_min_epu32(smallest_less_one, _mm256_sub_epi32(magnitude, one));
+  }
+  alignas(32) uint32_t high[8];
+  alignas(32) uint32_t low[8];
+  _mm256_store_si256(reinterpret_cast<__m256i*>(high), largest);
+  _mm256_store_si256(reinterpret_cast<__m256i*>(low), smallest_less_one);
+  for (int i = 1; i < 8; ++i) {
+    if (high[i] > high[0]) high[0] = high[i];
+    if (low[i] < low[0]) low[0] = low[i];
+  }
+  // Powers of two: all |x| are less than 2^limit, and all x are multiples of 2^quantum.
+  const int limit = static_cast<int>(high[0] >> 23) - 126;
+  // Codes are less than 2^9, and a block has 2^5: beyond this, sums may become infinite.
+  if (limit + 14 > 127) return kLinearUnscaledX;
+  const int exponent = 127 - limit < -code_exponent ? 127 - limit : -code_exponent;
+  if (high[0] != 0) {
+    const int biased = static_cast<int>((low[0] + 1) >> 23);
+    const int quantum = (biased < 1 ? 1 : biased) - 127 - 7;
+    if (quantum + code_quantum + exponent + code_exponent < -149) return kLinearUnscaledX;
+  }
+  const __m256 factor = _mm256_castsi256_ps(_mm256_set1_epi32((127 + exponent) << 23));
+  for (int64_t i = 0; i < count; i += 8)
+    _mm256_store_ps(x + i, _mm256_mul_ps(_mm256_load_ps(x + i), factor));
+  return exponent;
 }
 
 void Bf16RowToF32Avx2(const uint16_t* from, int64_t k, float* to) {

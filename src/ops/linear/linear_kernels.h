@@ -24,6 +24,9 @@ inline constexpr int64_t kLinearScratchBytes =
 // Up to this many rows the AMX level does without tiles.
 inline constexpr int64_t kLinearAmxFewRows = 3;
 
+// LinearTileJob::x_exponent of x as it is.
+inline constexpr int kLinearUnscaledX = -1000;
+
 enum class LinearCodes : uint8_t { kBf16, kFp8, kFp4 };
 
 // totals[r, i] = sum over k of x[r, k] * W[tile outputs i, k], for one tile of 64 outputs.
@@ -36,6 +39,8 @@ struct LinearTileJob {
   const void* x = nullptr;  // [rows, 32 * blocks] fp32 or bf16 as the level wants; zero beyond k
   int64_t x_stride = 0;     // elements
   int64_t rows = 0;         // 1 ... kLinearMaxRows
+  // AVX2, one row, codes other than bf16: x has been multiplied with 2^x_exponent.
+  int x_exponent = kLinearUnscaledX;
   float* totals = nullptr;  // [rows, 64], 64-byte aligned; written, not read
   void* scratch = nullptr;  // kLinearScratchBytes, 64-byte aligned
 };
@@ -47,6 +52,13 @@ void LinearTileAmx(const LinearTileJob& job);         // x bf16
 // The same bits without tiles. False if the job has too many rows for that, or values for which
 // the bits could differ; then nothing has been done.
 bool LinearTileAmxFewRows(const LinearTileJob& job);
+
+// Multiplies x[0, count) (values of bf16, count a multiple of 8, 32-byte aligned) with the power of
+// two whose exponent it returns, such that LinearTileAvx2 can use codes times a tiny power of two
+// for one row: sums of products become sums times a power of two, with every rounding in the same
+// place, because none becomes infinite and those that are subnormal are exact. Returns
+// kLinearUnscaledX and leaves x alone if x has no such factor.
+int LinearScaleRowAvx2(LinearCodes codes, float* x, int64_t count);
 
 // to[0, k) = from[0, k) as fp32.
 void Bf16RowToF32Avx2(const uint16_t* from, int64_t k, float* to);

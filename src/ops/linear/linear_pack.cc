@@ -22,21 +22,35 @@ int64_t CeilDiv(int64_t a, int64_t b) {
   return (a + b - 1) / b;
 }
 
-// The output (0 ... 31) whose code is byte j of a group of 32 in the kLanes layout.
-constexpr int Fp4LaneOutput(int j) {
-  return 16 * (j / 8 % 2) + 8 * (j % 2) + 4 * (j / 16) + j / 2 % 4;
+// Where a word of four FP4 columns in the kLanes layout has the code of each: exponent and mantissa
+// from bit `low` on, and the sign.
+struct Fp4Bits {
+  int low;
+  int sign;
+};
+constexpr Fp4Bits kFp4Bits[4] = {{6, 15}, {0, 9}, {11, 14}, {3, 10}};
+
+constexpr uint16_t SpreadFp4(int column, int code) {
+  return static_cast<uint16_t>(((code & 7) << kFp4Bits[column].low) |
+                               ((code >> 3) << kFp4Bits[column].sign));
 }
 
-constexpr int Fp8LaneOutput(int j) {
-  return 16 * (j / 8 % 2) + 8 * (j / 16) + j % 8;
-}
-
-template <class LaneOutput>
-constexpr int LaneByte(LaneOutput lane_output, int output) {
-  for (int j = 0; j < 32; ++j) {
-    if (lane_output(j) == output) return j;
+// The bits of a word that a source byte, that is two columns, contributes.
+struct Fp4Words {
+  constexpr Fp4Words() {
+    for (int byte = 0; byte < 256; ++byte) {
+      first[byte] = static_cast<uint16_t>(SpreadFp4(0, byte & 15) | SpreadFp4(1, byte >> 4));
+      second[byte] = static_cast<uint16_t>(SpreadFp4(2, byte & 15) | SpreadFp4(3, byte >> 4));
+    }
   }
-  return -1;
+  uint16_t first[256] = {};
+  uint16_t second[256] = {};
+};
+constexpr Fp4Words kFp4Words;
+
+// Byte offset, within a group of four columns, of the word of an output in the kLanes layout.
+constexpr int64_t Fp4WordOffset(int64_t output) {
+  return output / 16 * 32 + output % 8 * 4 + output % 16 / 8 * 2;
 }
 
 // Bytes of codes per row in the source.
@@ -89,25 +103,28 @@ int64_t Bf16Offset(int64_t output, int64_t k) {
 int64_t Fp8Offset(LinearLayout layout, int64_t blocks, int64_t output, int64_t k) {
   const int64_t header = Fp8HeaderBytes(blocks);
   if (layout == LinearLayout::kPairs) return header + (k / 2) * 2 * kTile + output * 2 + k % 2;
-  return header + k * kTile + output / 32 * 32 +
-         LaneByte(Fp8LaneOutput, static_cast<int>(output % 32));
+  return header + k / 4 * 4 * kTile + output * 4 + k % 4;
 }
 
-struct NibblePlace {
-  int64_t offset = 0;
-  int shift = 0;
-};
+// Byte offset in its tile of the codes of a column and the others of its group of 4 (kLanes) or 8
+// (kPairs).
+int64_t Fp4GroupOffset(LinearLayout layout, int64_t k) {
+  const int64_t columns = layout == LinearLayout::kPairs ? 8 : 4;
+  return k / kBlock * (kTile + kBlock * kTile / 2) + kTile +
+         k % kBlock / columns * columns * kTile / 2;
+}
 
-NibblePlace Fp4Place(LinearLayout layout, int64_t output, int64_t k) {
-  const int64_t block = (k / kBlock) * (kTile + kBlock * kTile / 2) + kTile;
-  const int64_t column = k % kBlock;
+int Fp4Code(LinearLayout layout, const uint8_t* tile, int64_t output, int64_t k) {
+  const uint8_t* group = tile + Fp4GroupOffset(layout, k);
   if (layout == LinearLayout::kPairs) {
     // Bit position within the dword of eight columns.
-    const int64_t bit = (column % 2) * 16 + (column % 8) / 2 * 4;
-    return {block + (column / 8) * 4 * kTile + output * 4 + bit / 8, static_cast<int>(bit % 8)};
+    const int64_t bit = (k % 2) * 16 + (k % 8) / 2 * 4;
+    return (group[output * 4 + bit / 8] >> (bit % 8)) & 15;
   }
-  return {block + column * kTile / 2 + LaneByte(Fp4LaneOutput, static_cast<int>(output % 32)),
-          output >= 32 ? 4 : 0};
+  uint16_t word = 0;
+  std::memcpy(&word, group + Fp4WordOffset(output), 2);
+  const Fp4Bits bits = kFp4Bits[k % 4];
+  return ((word >> bits.low) & 7) | (((word >> bits.sign) & 1) << 3);
 }
 
 int64_t Fp4ScaleOffset(int64_t output, int64_t block) {
@@ -222,11 +239,11 @@ void FillTile(const LinearSource& source, LinearLayout layout, int64_t blocks, i
       }
       return;
     }
-    const uint8_t* by_byte[kTile];
-    for (int j = 0; j < kTile; ++j) by_byte[j] = rows[j / 32 * 32 + Fp8LaneOutput(j % 32)];
-    for (int64_t k = 0; k < source.k; ++k) {
-      uint8_t* to = tile + Fp8HeaderBytes(blocks) + k * kTile;
-      for (int64_t j = 0; j < kTile; ++j) to[j] = KernelFp8(by_byte[j][k]);
+    for (int64_t k = 0; k < source.k; k += 4) {
+      uint8_t* to = tile + Fp8Offset(layout, blocks, 0, k);
+      for (int64_t i = 0; i < kTile; ++i) {
+        for (int64_t c = 0; c < 4; ++c) to[4 * i + c] = KernelFp8(rows[i][k + c]);
+      }
     }
     return;
   }
@@ -239,7 +256,7 @@ void FillTile(const LinearSource& source, LinearLayout layout, int64_t blocks, i
   }
   if (layout == LinearLayout::kPairs) {
     for (int64_t k = 0; k < source.k; k += 8) {
-      uint8_t* to = tile + Fp4Place(layout, 0, k).offset;
+      uint8_t* to = tile + Fp4GroupOffset(layout, k);
       for (int64_t i = 0; i < kTile; ++i) {
         const uint8_t* from = rows[i] + k / 2;  // byte b: column k + 2b low, k + 2b + 1 high
         to[4 * i + 0] = static_cast<uint8_t>((from[0] & 15) | (from[1] << 4));
@@ -250,20 +267,13 @@ void FillTile(const LinearSource& source, LinearLayout layout, int64_t blocks, i
     }
     return;
   }
-  const uint8_t* low[32];
-  const uint8_t* high[32];
-  for (int j = 0; j < 32; ++j) {
-    low[j] = rows[Fp4LaneOutput(j)];
-    high[j] = rows[32 + Fp4LaneOutput(j)];
-  }
-  for (int64_t k = 0; k < source.k; k += 2) {
-    uint8_t* even = tile + Fp4Place(layout, 0, k).offset;
-    uint8_t* odd = even + kTile / 2;
-    for (int64_t j = 0; j < 32; ++j) {
-      const uint8_t a = low[j][k / 2];
-      const uint8_t b = high[j][k / 2];
-      even[j] = static_cast<uint8_t>((a & 15) | (b << 4));
-      odd[j] = static_cast<uint8_t>((a >> 4) | (b & 0xf0));
+  for (int64_t k = 0; k < source.k; k += 4) {
+    uint8_t* to = tile + Fp4GroupOffset(layout, k);
+    for (int64_t i = 0; i < kTile; ++i) {
+      const uint8_t* from = rows[i] + k / 2;
+      const uint16_t word =
+          static_cast<uint16_t>(kFp4Words.first[from[0]] | kFp4Words.second[from[1]]);
+      std::memcpy(to + Fp4WordOffset(i), &word, 2);
     }
   }
 }
@@ -444,11 +454,9 @@ void UnpackLinearOutput(const LinearWeight& weight, int64_t output, std::span<fl
       case WeightFormat::kFp8Block:
         codes[index] = E4M3ToF32(tile[Fp8Offset(packed.layout, packed.blocks, lane, k)]);
         break;
-      case WeightFormat::kFp4Group: {
-        const NibblePlace place = Fp4Place(packed.layout, lane, k);
-        codes[index] = E2M1ToF32((tile[place.offset] >> place.shift) & 15);
+      case WeightFormat::kFp4Group:
+        codes[index] = E2M1ToF32(static_cast<uint8_t>(Fp4Code(packed.layout, tile, lane, k)));
         break;
-      }
     }
   }
   for (size_t index = 0; index < scales.size(); ++index) {

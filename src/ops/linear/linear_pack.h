@@ -18,13 +18,15 @@
 //   FP4   dword (k / 8, output) = eight columns; low half columns 0 2 4 6, high half 1 3 5 7, so
 //         that a shift and a 16-bit permute give bf16 pairs.
 //
-// kLanes (AVX2; one column at a time, because AVX2 has no 16-entry table of dwords; bytes are
-// permuted such that in-lane instructions leave eight consecutive outputs in one register):
+// kLanes (AVX2; a dword lane is an output or two; see linear_avx2.cc for how codes become fp32):
 //
 //   bf16  as kPairs.
-//   FP8   64 bytes per column; byte j of 32 is output 16 * (j / 8 % 2) + 8 * (j / 16) + j % 8.
-//   FP4   32 bytes per column, outputs 0-31 in the low nibbles and 32-63 in the high ones;
-//         byte j is output 16 * (j / 8 % 2) + 8 * (j % 2) + 4 * (j / 16) + j / 2 % 4.
+//   FP8   dword (k / 4, output) = columns k ... k + 3.
+//   FP4   32 bytes (k / 4, output / 16); dword i of these is outputs i (low half) and 8 + i of the
+//         16. A word is four columns: exponent and mantissa in bits 6-8, 0-2, 11-13 and 3-5, sign in
+//         bits 15, 9, 14 and 10. The first column is at the place that it has in bf16, the second
+//         gets there by one shift, the others by a shift that puts the sign on top and one back that
+//         repeats it.
 //
 // NaN never reaches a kernel: an output with a NaN code (FP8) or NaN scale is NaN for every x, so
 // such outputs are listed and overwritten at the end, and their codes and scales are stored as zero
