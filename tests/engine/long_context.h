@@ -30,7 +30,6 @@ inline std::string LongConfigJson() {
   Json config = Json::parse(*TinyConfigJson());
   config["text_config"].update(Json{{"num_hidden_layers", 4},
                                     {"hidden_size", 128},
-
                                     {"n_routed_experts", 8},
                                     {"compress_ratios", {0, 0, 1, 1}},
                                     {"kv_source_layer_ids", {2}},
