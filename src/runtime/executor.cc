@@ -68,7 +68,16 @@ struct Executor::Impl {
 };
 
 Executor::Executor() = default;
-Executor::~Executor() = default;
+Executor::~Executor() {
+  if (impl_ == nullptr) return;
+  const MemoryUse use = memory_use();
+  const MemoryPlan& plan = memory_plan();
+  Log(LogLevel::kInfo,
+      "memory used weight_bytes={} of_planned={} step_buffer_bytes={} of_planned={} "
+      "resident_bytes={} of_planned={} peak_with_mapped_files_bytes={}",
+      use.weight_bytes, plan.weights.resident_bytes(), use.peak_scratch_bytes, plan.scratch_bytes,
+      use.process.resident_bytes, plan.total_bytes(), use.process.peak_resident_bytes);
+}
 
 Result<std::unique_ptr<Executor>> Executor::Create(const ExecutorOptions& options) {
   if (options.num_threads < 0 || options.num_threads > 4096) {
@@ -194,10 +203,6 @@ MemoryUse Executor::memory_use() const {
           .held_scratch_bytes = impl_->stream->held_scratch_bytes(),
           .logits_bytes = impl_->logits.bytes(),
           .process = MeasureProcessMemory()};
-}
-
-ThreadPool& Executor::thread_pool() {
-  return impl_->stream->pool();
 }
 
 CacheMemory& Executor::memory() {

@@ -66,8 +66,6 @@ class Executor {
   // What was planned and allocated at start, and what has really been used, for comparison.
   const MemoryPlan& memory_plan() const;
   MemoryUse memory_use() const;
-  // The threads that run steps, for work between steps.
-  ThreadPool& thread_pool();
   // The memory that steps use; its counts are the sizes of the pools to create.
   CacheMemory& memory();
   int num_threads() const;

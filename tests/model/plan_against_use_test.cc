@@ -40,44 +40,41 @@ std::vector<int32_t> Ids(int64_t count, std::mt19937& random) {
 class MemoryPlanTest : public ::testing::TestWithParam<const char*> {};
 
 TEST_P(MemoryPlanTest, NoStepTakesMoreScratchThanPlanned) {
-  for (const CpuLevel level : {CpuLevel::kAvx2, CpuLevel::kAmx}) {
-    for (const int64_t rows : {1, 5, 64, 256}) {
-      ExecutorOptions options = Options(GetParam());
-      options.max_cpu_level = level;
-      options.max_batched_tokens = rows;
-      std::unique_ptr<Executor> executor = Create(options);
-      const int64_t planned = executor->memory_plan().scratch_bytes;
-      const int64_t before = executor->memory_use().held_scratch_bytes;
-      std::mt19937 random(static_cast<uint32_t>(rows));
-      const int64_t context = executor->config().max_position_embeddings;
-      StatePools pools = MakeStatePools(*executor);
-      // One sequence of whole chunks up to the full context, then many small ones.
-      {
-        Session session = *Session::Create(*executor, pools);
-        while (std::ssize(session.tokens()) + rows <= context) {
-          if (rows < 64 && session.tokens().size() > 200) break;
-          const std::vector<int32_t> ids = Ids(rows, random);
-          const auto logits = session.Append(ids, std::min<int64_t>(rows, 256));
-          ASSERT_TRUE(logits.has_value()) << logits.error().message;
-        }
+  for (const int64_t rows : {1, 5, 64, 256}) {
+    ExecutorOptions options = Options(GetParam());
+    options.max_batched_tokens = rows;
+    std::unique_ptr<Executor> executor = Create(options);
+    const int64_t planned = executor->memory_plan().scratch_bytes;
+    const int64_t before = executor->memory_use().held_scratch_bytes;
+    std::mt19937 random(static_cast<uint32_t>(rows));
+    const int64_t context = executor->config().max_position_embeddings;
+    StatePools pools = MakeStatePools(*executor);
+    // One sequence of whole chunks up to the full context, then many small ones.
+    {
+      Session session = *Session::Create(*executor, pools);
+      while (std::ssize(session.tokens()) + rows <= context) {
+        if (rows < 64 && session.tokens().size() > 200) break;
+        const std::vector<int32_t> ids = Ids(rows, random);
+        const auto logits = session.Append(ids, std::min<int64_t>(rows, 256));
+        ASSERT_TRUE(logits.has_value()) << logits.error().message;
       }
-      for (int step = 0; step < 10; ++step) {
-        const int64_t count = std::min<int64_t>(rows, 8);
-        std::vector<Session> sessions;
-        std::vector<std::vector<int32_t>> ids;
-        for (int64_t s = 0; s < count; ++s) {
-          sessions.push_back(*Session::Create(*executor, pools));
-          ids.push_back(Ids(rows / count, random));
-        }
-        std::vector<Session::Part> parts;
-        for (size_t s = 0; s < sessions.size(); ++s) parts.push_back({&sessions[s], ids[s], 1});
-        ASSERT_TRUE(Session::Step(parts).has_value());
-      }
-      const MemoryUse use = executor->memory_use();
-      EXPECT_LE(use.peak_scratch_bytes, planned) << rows << " rows";
-      EXPECT_EQ(use.held_scratch_bytes, before) << "a step allocated, with " << rows << " rows";
-      EXPECT_GE(use.peak_scratch_bytes, planned / 2) << "the plan is too large";
     }
+    for (int step = 0; step < 10; ++step) {
+      const int64_t count = std::min<int64_t>(rows, 8);
+      std::vector<Session> sessions;
+      std::vector<std::vector<int32_t>> ids;
+      for (int64_t s = 0; s < count; ++s) {
+        sessions.push_back(*Session::Create(*executor, pools));
+        ids.push_back(Ids(rows / count, random));
+      }
+      std::vector<Session::Part> parts;
+      for (size_t s = 0; s < sessions.size(); ++s) parts.push_back({&sessions[s], ids[s], 1});
+      ASSERT_TRUE(Session::Step(parts).has_value());
+    }
+    const MemoryUse use = executor->memory_use();
+    EXPECT_LE(use.peak_scratch_bytes, planned) << rows << " rows";
+    EXPECT_EQ(use.held_scratch_bytes, before) << "a step allocated, with " << rows << " rows";
+    EXPECT_GE(use.peak_scratch_bytes, planned / 2) << "the plan is too large";
   }
 }
 
