@@ -12,7 +12,6 @@
 #include "model/engram_token_map.h"
 #include "model/inventory.h"
 #include "model/model.h"
-#include "runtime/memory_plan.h"
 #include "tensor/copy.h"
 #include "tensor/stream.h"
 
@@ -122,11 +121,13 @@ Result<std::unique_ptr<Executor>> Executor::Create(const ExecutorOptions& option
                                               .max_batched_tokens = options.max_batched_tokens,
                                               .rollback_tokens = options.rollback_tokens,
                                               .window_cache_pages = options.window_cache_pages,
+                                              .format = options.cache_format,
                                               .memory_bytes = PhysicalMemoryBytes()});
   DI_ASSIGN_OR_RETURN(
       CacheMemory memory,
-      CacheMemory::Create(MakeCacheGeometry(config, options.rollback_tokens), stream->device(),
-                          plan.num_blocks, plan.num_window_pages, plan.num_slots));
+      CacheMemory::Create(MakeCacheGeometry(config, options.rollback_tokens, options.cache_format),
+                          stream->device(), plan.num_blocks, plan.num_window_pages,
+                          plan.num_slots));
   Log(LogLevel::kInfo,
       "model loaded dir={} weight_bytes={} cache_blocks={} cache_bytes={} window_pages={} "
       "window_bytes={} slots={} slot_bytes={} threads={} kernels={}",

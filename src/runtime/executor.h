@@ -13,6 +13,7 @@
 #include "model/config.h"
 #include "model/layer_trace.h"
 #include "ops/numerics.h"
+#include "runtime/memory_plan.h"
 #include "state/cache_memory.h"
 #include "state/step_plan.h"
 #include "tensor/tensor_view.h"
@@ -37,6 +38,7 @@ struct ExecutorOptions {
   int64_t rollback_tokens = 6;        // by which a sequence can be set back in place
   int64_t window_cache_pages = -1;    // window pages for the prefix cache; -1: PlanMemory's choice
   ReplayMode replay = ReplayMode::kOff;
+  CacheFormat cache_format = CacheFormat::kPacked;
   bool use_reference_ops =
       false;  // run the plain scalar reference of every operation (slow; for selfcheck)
   CpuLevel max_cpu_level = CpuLevel::kAmx;  // upper limit on the kernels' instruction set

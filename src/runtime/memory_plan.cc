@@ -2,27 +2,41 @@
 
 #include <algorithm>
 
+#include "base/quoted.h"
 #include "ops/quantize/group_quantize.h"
 
 namespace deepinfer {
 
-CacheGeometry MakeCacheGeometry(const ModelConfig& config, int64_t rollback_tokens) {
+Result<CacheFormat> ParseCacheFormat(std::string_view name) {
+  if (name == "packed") return CacheFormat::kPacked;
+  if (name == "bf16") return CacheFormat::kBf16;
+  return Fail(Code::kInvalidArgument,
+              fmt::format("cache_format is {}; allowed are packed and bf16.", Quoted(name)),
+              "cache_format");
+}
+
+CacheGeometry MakeCacheGeometry(const ModelConfig& config, int64_t rollback_tokens,
+                                CacheFormat format) {
   CacheGeometry geometry;
+  const auto bytes = [format](int64_t packed, int64_t channels) {
+    return format == CacheFormat::kBf16 ? Bf16RecordBytes(channels) : packed;
+  };
   for (int64_t layer : config.kv_source_layer_ids) {
     const int64_t ratio = config.ratio(layer);
-    geometry.producers.push_back({.ratio = ratio,
-                                  .kv_record_bytes = Q4ERecordBytes(config.head_dim),
-                                  .index_record_bytes = Q4PRecordBytes(config.index_head_dim),
-                                  .remainder_floats = ratio == 1 ? 0 : 2 * config.head_dim});
+    geometry.producers.push_back(
+        {.ratio = ratio,
+         .kv_record_bytes = bytes(Q4ERecordBytes(config.head_dim), config.head_dim),
+         .index_record_bytes = bytes(Q4PRecordBytes(config.index_head_dim), config.index_head_dim),
+         .remainder_floats = ratio == 1 ? 0 : 2 * config.head_dim});
   }
   geometry.num_layers = config.num_hidden_layers;
-  geometry.window_record_bytes = Q8RecordBytes(config.head_dim);
+  geometry.window_record_bytes = bytes(Q8RecordBytes(config.head_dim), config.head_dim);
   geometry.remainder_rows = rollback_tokens + 1;
   return geometry;
 }
 
 MemoryPlan PlanMemory(const ModelConfig& config, const MemoryRequest& request) {
-  const CacheGeometry geometry = MakeCacheGeometry(config, request.rollback_tokens);
+  const CacheGeometry geometry = MakeCacheGeometry(config, request.rollback_tokens, request.format);
   const auto blocks_for = [](int64_t tokens) { return (tokens + kBlockTokens - 1) / kBlockTokens; };
   MemoryPlan plan;
   plan.num_slots = request.max_sequences;

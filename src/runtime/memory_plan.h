@@ -3,15 +3,27 @@
 #pragma once
 
 #include <cstdint>
+#include <string_view>
 
+#include "base/error.h"
 #include "model/config.h"
 #include "state/cache_memory.h"
 
 namespace deepinfer {
 
+// How window keys, compressed keys and index keys are stored. The bits of results are the same.
+enum class CacheFormat : uint8_t {
+  kPacked,  // codes and scales
+  kBf16,    // the values they stand for: more memory, less decoding
+};
+
+// From "packed" or "bf16". Errors: kInvalidArgument with field "cache_format".
+Result<CacheFormat> ParseCacheFormat(std::string_view name);
+
 // Record sizes that follow from the model configuration. `rollback_tokens`: by how much a sequence
 // can be set back in place.
-CacheGeometry MakeCacheGeometry(const ModelConfig& config, int64_t rollback_tokens);
+CacheGeometry MakeCacheGeometry(const ModelConfig& config, int64_t rollback_tokens,
+                                CacheFormat format = CacheFormat::kPacked);
 
 struct MemoryRequest {
   int64_t max_sequences = 1;
@@ -23,6 +35,7 @@ struct MemoryRequest {
   // Window pages beyond those of running sequences, for the prefix cache. -1: two for every
   // sequence, which is what a conversation that pauses leaves behind.
   int64_t window_cache_pages = -1;
+  CacheFormat format = CacheFormat::kPacked;
   int64_t memory_bytes = 0;  // of the machine
 };
 
