@@ -75,7 +75,7 @@ TEST(Program, FailuresAndUsageErrorsHaveTheirStatus) {
   }
   for (const auto& [arguments, says] : std::initializer_list<std::pair<const char*, const char*>>{
            {"inspekt", "'inspekt' is no command of deepinfer; commands are generate, "},
-           {"bench foo", "'foo' is no command of 'bench'; commands are ops, decode"},
+           {"bench foo", "'foo' is no command of 'bench'; commands are ops, decode, prefill"},
            {"generate --foo", "'--foo' is no option of 'generate'"},
            {"inspect a b", "'b' is one argument too many for 'inspect'"},
            {"make-checkpoint --seed=-1 /tmp/x", "--seed: Value -1 not in range 0 to "},

@@ -1,5 +1,5 @@
-// `deepinfer bench ops` and `deepinfer bench decode`: speed against what this machine can do,
-// measured in the same run.
+// `deepinfer bench ops`, `bench decode` and `bench prefill`: speed against what this machine can
+// do, measured in the same run.
 #pragma once
 
 #include <cstdint>
@@ -23,7 +23,8 @@ struct BenchDecodeOptions {
   int64_t batch = 1;    // sequences that decode together
   int64_t prompt = 64;  // tokens of each prompt (random ids)
   int64_t tokens = 32;  // decode steps timed
-  std::string json;     // file for the results; empty: none
+  std::string cache_format = "packed";
+  std::string json;  // file for the results; empty: none
 };
 // Whole-model decode: tokens per second, and the share of the bandwidth bound (weights read per
 // step over measured read bandwidth). Also the prefill rate of the prompts.
@@ -37,5 +38,20 @@ struct BenchHostOptions {
 };
 // Host time per decode step, on a model that costs nothing, at 1, 256 and 1,024 running sequences.
 int RunBenchHost(const BenchHostOptions& options);
+
+struct BenchPrefillOptions {
+  std::string model_dir;
+  int threads = 0;        // 0: one per usable core
+  int64_t tokens = 4096;  // of the prompt (random ids)
+  int64_t chunk = 2048;   // rows of a step
+  std::string replay = "off";
+  int64_t keep = 140;  // last tokens that run the decoder half, with replay
+  int64_t runs = 3;    // timed; the median is reported
+  std::string cache_format = "packed";
+  std::string json;  // file for the results; empty: none
+};
+// Whole-model prefill of one prompt: tokens per second, with or without bounded replay of the
+// decoder half.
+int RunBenchPrefill(const BenchPrefillOptions& options);
 
 }  // namespace deepinfer

@@ -42,6 +42,7 @@ Result<DecodeResult> Measure(const BenchDecodeOptions& options) {
       options.batch * (options.prompt + options.tokens + 2 * kBlockTokens);
   executor_options.max_batched_tokens = options.batch * options.prompt;
   executor_options.window_cache_pages = 0;
+  DI_ASSIGN_OR_RETURN(executor_options.cache_format, ParseCacheFormat(options.cache_format));
   DI_ASSIGN_OR_RETURN(const std::unique_ptr<Executor> executor, Executor::Create(executor_options));
   const ModelConfig& config = executor->config();
   DecodeResult result;
@@ -140,6 +141,7 @@ int RunBenchDecode(const BenchDecodeOptions& options) {
       {"batch", options.batch},
       {"prompt", options.prompt},
       {"steps", options.tokens},
+      {"cache_format", options.cache_format},
       {"prefill_tokens_per_s", r.prefill_tokens_per_s},
       {"decode_tokens_per_s", static_cast<double>(options.batch) / r.median_step_s},
       {"median_step_ms", r.median_step_s * 1e3},

@@ -201,6 +201,7 @@ Status WriteLogits(const LogitsOptions& options) {
   if (const std::vector<Error> problems = options.llm.Validate(); !problems.empty())
     return tl::unexpected<Error>(problems[0]);
   DI_RETURN_IF_ERROR(CheckNotTheSameFile(options.input, options.output));
+  DI_ASSIGN_OR_RETURN(const CacheFormat cache_format, ParseCacheFormat(options.cache_format));
   DI_ASSIGN_OR_RETURN(const ModelConfig config, LoadModelConfig(options.llm.model_dir));
   CatchInterrupts();
   DI_ASSIGN_OR_RETURN(const std::vector<Job> jobs, ReadJobs(options, config));
@@ -222,6 +223,7 @@ Status WriteLogits(const LogitsOptions& options) {
   executor_options.max_sequences = 1;
   executor_options.max_batched_tokens = largest_step;
   executor_options.window_cache_pages = 0;
+  executor_options.cache_format = cache_format;
   executor_options.cache_tokens = (longest + kBlockTokens - 1) / kBlockTokens * kBlockTokens;
   DI_ASSIGN_OR_RETURN(const std::unique_ptr<Executor> executor, Executor::Create(executor_options));
   const std::pair<std::string, std::string> metadata[] = {

@@ -11,9 +11,10 @@ namespace deepinfer {
 
 struct LogitsOptions {
   LLMOptions llm;
-  std::string input = "-";   // lines {"id", "token_ids", "chunks"?}
-  std::string output;        // a safetensors file
-  int64_t last = 0;          // only the last rows of each line; 0: all
+  std::string input = "-";  // lines {"id", "token_ids", "chunks"?}
+  std::string output;       // a safetensors file
+  int64_t last = 0;         // only the last rows of each line; 0: all
+  std::string cache_format = "packed";
   bool dump_layers = false;  // also residual streams, selected entries and routed experts
 };
 

@@ -293,6 +293,12 @@ void AddTokenizerCommand(CLI::App& app, int& status, const char* name, const cha
   });
 }
 
+void AddCacheFormat(CLI::App* command, std::string& format) {
+  command->add_option("--cache-format", format, "packed or bf16; the results are the same")
+      ->check(CLI::IsMember({"packed", "bf16"}))
+      ->capture_default_str();
+}
+
 void AddLogitsCommand(CLI::App& app, int& status) {
   auto options = std::make_shared<LogitsOptions>();
   CLI::App* command = app.add_subcommand(
@@ -318,6 +324,7 @@ void AddLogitsCommand(CLI::App& app, int& status) {
   command->add_flag(
       "--dump-layers", options->dump_layers,
       "Also the residual streams, routed experts and selected entries of every layer");
+  AddCacheFormat(command, options->cache_format);
   command->callback([options, &status] { status = RunLogits(*options); });
 }
 
@@ -355,7 +362,37 @@ void AddBenchCommand(CLI::App& app, int& status) {
       ->check(CLI::Range(1, 100000))
       ->capture_default_str();
   decode_command->add_option("--json", decode->json, "Write the results to this file");
+  AddCacheFormat(decode_command, decode->cache_format);
   decode_command->callback([decode, &status] { status = RunBenchDecode(*decode); });
+  auto prefill = std::make_shared<BenchPrefillOptions>();
+  CLI::App* prefill_command =
+      command->add_subcommand("prefill", "Time whole-model prefill of one prompt");
+  prefill_command->add_option("--model", prefill->model_dir, "Checkpoint directory")->required();
+  prefill_command->add_option("--threads", prefill->threads, "0: one per processor")
+      ->check(CLI::Range(0, 1024))
+      ->capture_default_str();
+  prefill_command->add_option("--tokens", prefill->tokens, "Tokens of the prompt")
+      ->check(CLI::Range(1, 1 << 20))
+      ->capture_default_str();
+  prefill_command->add_option("--chunk", prefill->chunk, "Tokens of a step")
+      ->check(CLI::Range(1, 1 << 20))
+      ->capture_default_str();
+  prefill_command
+      ->add_option("--replay", prefill->replay,
+                   "off; compact: only the last tokens run the decoder half; mask: the same "
+                   "results without the saving")
+      ->check(CLI::IsMember({"off", "mask", "compact"}))
+      ->capture_default_str();
+  prefill_command
+      ->add_option("--keep", prefill->keep, "Tokens that run the decoder half, with replay")
+      ->check(CLI::Range(1, 1 << 20))
+      ->capture_default_str();
+  prefill_command->add_option("--runs", prefill->runs, "Timed runs; the median counts")
+      ->check(CLI::Range(1, 1000))
+      ->capture_default_str();
+  AddCacheFormat(prefill_command, prefill->cache_format);
+  prefill_command->add_option("--json", prefill->json, "Write the results to this file");
+  prefill_command->callback([prefill, &status] { status = RunBenchPrefill(*prefill); });
   auto host = std::make_shared<BenchHostOptions>();
   CLI::App* host_command =
       command->add_subcommand("host", "Time what a decode step costs on the host beside the model");

@@ -35,4 +35,15 @@ inline Status ExpectTensor(const TensorView& view, DType dtype,
               std::string(name));
 }
 
+// kInvalidArgument unless the records, along the view's last axis, have one of two sizes.
+inline Status ExpectRecords(const TensorView& view, int64_t packed, int64_t bf16,
+                            std::string_view op, std::string_view name) {
+  const int64_t bytes = view.dim(view.rank() - 1);
+  if (bytes == packed || bytes == bf16) return {};
+  return Fail(Code::kInvalidArgument,
+              fmt::format("{}: '{}' has records of {} bytes, expected {} (packed) or {} (bf16).",
+                          op, name, bytes, packed, bf16),
+              std::string(name));
+}
+
 }  // namespace deepinfer

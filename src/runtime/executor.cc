@@ -10,7 +10,6 @@
 #include "model/engram_token_map.h"
 #include "model/inventory.h"
 #include "model/model.h"
-#include "runtime/memory_plan.h"
 #include "tensor/copy.h"
 #include "tensor/stream.h"
 
@@ -138,6 +137,7 @@ Result<std::unique_ptr<Executor>> Executor::Create(const ExecutorOptions& option
       .max_prompt_logit_rows = options.max_prompt_logit_rows,
       .rollback_tokens = options.rollback_tokens,
       .window_cache_pages = options.window_cache_pages,
+      .cache_format = options.cache_format,
       .drops_rows = options.replay == ReplayMode::kCompact,
       .num_threads = stream->pool().num_threads(),
       .memory_bytes = options.memory_bytes > 0 ? options.memory_bytes : UsableHostMemoryBytes()};
@@ -152,8 +152,9 @@ Result<std::unique_ptr<Executor>> Executor::Create(const ExecutorOptions& option
 
   DI_ASSIGN_OR_RETURN(
       CacheMemory memory,
-      CacheMemory::Create(MakeCacheGeometry(config, options.rollback_tokens), stream->device(),
-                          plan.num_blocks, plan.num_window_pages, plan.num_slots));
+      CacheMemory::Create(MakeCacheGeometry(config, options.rollback_tokens, options.cache_format),
+                          stream->device(), plan.num_blocks, plan.num_window_pages,
+                          plan.num_slots));
   Log(LogLevel::kInfo, "model loaded dir={} weight_bytes={} threads={} kernels={}",
       options.model_dir, weight_bytes, stream->pool().num_threads(),
       CpuLevelName(stream->cpu_level()));
@@ -207,6 +208,10 @@ MemoryUse Executor::memory_use() const {
 
 CacheMemory& Executor::memory() {
   return impl_->memory;
+}
+
+ThreadPool& Executor::thread_pool() {
+  return impl_->stream->pool();
 }
 
 int Executor::num_threads() const {

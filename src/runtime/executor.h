@@ -42,6 +42,7 @@ struct ExecutorOptions {
   int64_t window_cache_pages = -1;  // window pages for the prefix cache; -1: PlanMemory's choice
   int64_t memory_bytes = 0;         // that may be used; 0: what the machine has
   ReplayMode replay = ReplayMode::kOff;
+  CacheFormat cache_format = CacheFormat::kPacked;
   bool use_reference_ops =
       false;  // run the plain scalar reference of every operation (slow; for selfcheck)
   CpuLevel max_cpu_level = CpuLevel::kAmx;  // upper limit on the kernels' instruction set
@@ -69,6 +70,8 @@ class Executor {
   // The memory that steps use; its counts are the sizes of the pools to create.
   CacheMemory& memory();
   int num_threads() const;
+  // The threads that run steps, for work between steps.
+  ThreadPool& thread_pool();
 
   // Carries out the plan's commands, then runs all chunks as one batch. Result: [sum of
   // num_logit_rows, vocab] F32 in host memory, chunk by chunk, valid until the next call. The bits

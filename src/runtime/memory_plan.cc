@@ -7,6 +7,7 @@
 #include <fstream>
 #include <limits>
 
+#include "base/quoted.h"
 #include "model/step_memory.h"
 #include "ops/quantize/group_quantize.h"
 #include "state/sequence_state.h"
@@ -46,23 +47,30 @@ int64_t NumberIn(const char* path) {
 
 }  // namespace
 
+Result<CacheFormat> ParseCacheFormat(std::string_view name) {
+  if (name == "packed") return CacheFormat::kPacked;
+  if (name == "bf16") return CacheFormat::kBf16;
+  return Fail(Code::kInvalidArgument,
+              fmt::format("cache_format is {}; allowed are packed and bf16.", Quoted(name)),
+              "cache_format");
+}
+
 CacheGeometry MakeCacheGeometry(const ModelConfig& config, int64_t rollback_tokens,
                                 CacheFormat format) {
-  const bool packed = format == CacheFormat::kPacked;
-  constexpr int64_t kBf16Bytes = 2;
   CacheGeometry geometry;
+  const auto bytes = [format](int64_t packed, int64_t channels) {
+    return format == CacheFormat::kBf16 ? Bf16RecordBytes(channels) : packed;
+  };
   for (int64_t layer : config.kv_source_layer_ids) {
     const int64_t ratio = config.ratio(layer);
     geometry.producers.push_back(
         {.ratio = ratio,
-         .kv_record_bytes = packed ? Q4ERecordBytes(config.head_dim) : kBf16Bytes * config.head_dim,
-         .index_record_bytes =
-             packed ? Q4PRecordBytes(config.index_head_dim) : kBf16Bytes * config.index_head_dim,
+         .kv_record_bytes = bytes(Q4ERecordBytes(config.head_dim), config.head_dim),
+         .index_record_bytes = bytes(Q4PRecordBytes(config.index_head_dim), config.index_head_dim),
          .remainder_floats = ratio == 1 ? 0 : 2 * config.head_dim});
   }
   geometry.num_layers = config.num_hidden_layers;
-  geometry.window_record_bytes =
-      packed ? Q8RecordBytes(config.head_dim) : kBf16Bytes * config.head_dim;
+  geometry.window_record_bytes = bytes(Q8RecordBytes(config.head_dim), config.head_dim);
   geometry.remainder_rows = rollback_tokens + 1;
   return geometry;
 }

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/error.h"
@@ -15,7 +16,14 @@
 
 namespace deepinfer {
 
-enum class CacheFormat : uint8_t { kPacked, kBf16 };
+// How window keys, compressed keys and index keys are stored. The bits of results are the same.
+enum class CacheFormat : uint8_t {
+  kPacked,  // codes and scales
+  kBf16,    // the values they stand for: more memory, less decoding
+};
+
+// From "packed" or "bf16". Errors: kInvalidArgument with field "cache_format".
+Result<CacheFormat> ParseCacheFormat(std::string_view name);
 
 // Record sizes that follow from the model configuration. `rollback_tokens`: by how much a sequence
 // can be set back in place.

@@ -29,6 +29,19 @@ TEST(MemoryPlan, ReleasedModelTakes890BytesPerToken) {
   EXPECT_EQ(geometry.BytesPerSlot(), 7 * 3 * 4096);
 }
 
+TEST(MemoryPlan, Bf16RecordsTakeTwoBytesPerChannel) {
+  const CacheGeometry geometry = MakeCacheGeometry(ReleasedCacheConfig(), 6, CacheFormat::kBf16);
+  EXPECT_EQ(geometry.BytesPerBlock(), 3200 * kBlockTokens);
+  EXPECT_EQ(geometry.BytesPerWindowPage(), 40 * 1024 * kBlockTokens);
+  EXPECT_EQ(geometry.BytesPerSlot(), 7 * 3 * 4096);
+}
+
+TEST(MemoryPlan, FormatsHaveNames) {
+  EXPECT_EQ(ParseCacheFormat("packed").value(), CacheFormat::kPacked);
+  EXPECT_EQ(ParseCacheFormat("bf16").value(), CacheFormat::kBf16);
+  EXPECT_EQ(ParseCacheFormat("BF16").error().field, "cache_format");
+}
+
 TEST(MemoryPlan, HoldsWhatWasAskedOrWhatMemoryAllows) {
   const ModelConfig config = Released();
   MemoryRequest request{.max_sequences = 4, .cache_tokens = 1000, .memory_bytes = int64_t{1} << 40};

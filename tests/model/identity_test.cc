@@ -101,6 +101,26 @@ TEST_P(IdentityTest, StaleCacheContentsAreNeverRead) {
   EXPECT_EQ(FirstDifference(fresh, RunAlone(*executor, ids, {1, 2, 3, 194})), "");
 }
 
+TEST_P(IdentityTest, TheFormatOfTheCachesChangesNothing) {
+  const std::vector<int32_t> ids = RandomIds(300, 11);
+  for (bool reference_ops : {false, true}) {
+    for (Numerics numerics : {Numerics::kProduction, Numerics::kReference}) {
+      ExecutorOptions options;
+      options.use_reference_ops = reference_ops;
+      options.numerics = numerics;
+      auto packed = LoadExecutor(GetParam(), 2, options);
+      options.cache_format = CacheFormat::kBf16;
+      auto wide = LoadExecutor(GetParam(), 2, options);
+      EXPECT_GT(wide->memory().geometry().BytesPerBlock(),
+                3 * packed->memory().geometry().BytesPerBlock());
+      const Rows expected = RunAlone(*packed, ids, {300});
+      EXPECT_EQ(FirstDifference(expected, RunAlone(*wide, ids, {300})), "");
+      if (reference_ops) continue;
+      EXPECT_EQ(FirstDifference(expected, RunAlone(*wide, ids, std::vector<int64_t>(300, 1))), "");
+    }
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Checkpoints, IdentityTest, ::testing::Values("two", "three"));
 
 }  // namespace

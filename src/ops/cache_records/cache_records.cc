@@ -29,14 +29,22 @@ Status WindowRecords(const WindowRecordsArgs& args, Stream& stream) {
   const int64_t channels = args.kv.dim(1);
   DI_RETURN_IF_ERROR(
       ExpectTensor(args.table, DType::kF32, {rows, -1, 2}, "WindowRecords", "table"));
-  DI_RETURN_IF_ERROR(ExpectTensor(args.records, DType::kU8, {rows, Q8RecordBytes(channels)},
-                                  "WindowRecords", "records"));
+  DI_RETURN_IF_ERROR(
+      ExpectTensor(args.records, DType::kU8, {rows, -1}, "WindowRecords", "records"));
+  DI_RETURN_IF_ERROR(ExpectRecords(args.records, Q8RecordBytes(channels), Bf16RecordBytes(channels),
+                                   "WindowRecords", "records"));
+  const bool bf16 = args.records.dim(1) == Bf16RecordBytes(channels);
   const int64_t pairs = args.table.dim(1);
   stream.pool().ParallelFor(rows, [&](int64_t begin, int64_t end, int) {
     std::vector<float> x(static_cast<size_t>(channels));
     for (int64_t r = begin; r < end; ++r) {
       LoadRotated(args.kv.Row<Bf16>(r), channels, args.table.Row<float>(r), pairs, x.data());
-      EncodeQ8Record(x.data(), channels, args.records.Row<uint8_t>(r));
+      if (bf16) {
+        Q8InPlace(x.data(), channels);
+        EncodeBf16Record(x.data(), channels, args.records.Row<uint8_t>(r));
+      } else {
+        EncodeQ8Record(x.data(), channels, args.records.Row<uint8_t>(r));
+      }
     }
   });
   return {};
@@ -75,27 +83,35 @@ Status WriteEntries(const WriteEntriesArgs& args, Stream& stream) {
   const int64_t channels = args.values.dim(1);
   DI_RETURN_IF_ERROR(ExpectTensor(args.table, DType::kF32, {args.entries.count(), -1, 2},
                                   "WriteEntries", "table"));
-  const int64_t record_bytes =
+  const int64_t packed_bytes =
       args.kind == EntryRecord::kCompressedKv ? Q4ERecordBytes(channels) : Q4PRecordBytes(channels);
-  DI_RETURN_IF_ERROR(
-      ExpectTensor(args.blocks, DType::kU8, {-1, -1, record_bytes}, "WriteEntries", "blocks"));
+  DI_RETURN_IF_ERROR(ExpectTensor(args.blocks, DType::kU8, {-1, -1, -1}, "WriteEntries", "blocks"));
+  DI_RETURN_IF_ERROR(ExpectRecords(args.blocks, packed_bytes, Bf16RecordBytes(channels),
+                                   "WriteEntries", "blocks"));
+  const int64_t record_bytes = args.blocks.dim(2);
+  const bool bf16 = record_bytes != packed_bytes;
   const int64_t entries_per_block = args.blocks.dim(1);
   const int64_t pairs = args.table.dim(1);
   const int32_t* sequence = args.entries.sequence.Row<int32_t>(0);
   const int32_t* index = args.entries.index.Row<int32_t>(0);
   stream.pool().ParallelFor(args.entries.count(), [&](int64_t begin, int64_t end, int) {
     std::vector<float> x(static_cast<size_t>(channels));
+    std::vector<uint8_t> packed(static_cast<size_t>(packed_bytes));
     for (int64_t e = begin; e < end; ++e) {
       LoadRotated(args.values.Row<Bf16>(e), channels, args.table.Row<float>(e), pairs, x.data());
       const int32_t block =
           args.layout.block_table.Row<int32_t>(sequence[e])[index[e] / entries_per_block];
       uint8_t* record =
           args.blocks.Row<uint8_t>(block) + (index[e] % entries_per_block) * record_bytes;
+      uint8_t* codes = bf16 ? packed.data() : record;
       if (args.kind == EntryRecord::kCompressedKv) {
-        EncodeQ4ERecord(x.data(), channels, args.numerics, record);
+        EncodeQ4ERecord(x.data(), channels, args.numerics, codes);
+        if (bf16) DecodeQ4ERecord(codes, channels, x.data());
       } else {
-        EncodeQ4PRecord(x.data(), channels, record);
+        EncodeQ4PRecord(x.data(), channels, codes);
+        if (bf16) DecodeQ4PRecord(codes, channels, x.data());
       }
+      if (bf16) EncodeBf16Record(x.data(), channels, record);
     }
   });
   return {};

@@ -1,6 +1,7 @@
 // Writing the attention caches: rotation, quantisation and placement of window keys, compressed
 // keys and index keys (model description, sections 7.2, 8, 9.1 and 16). Record formats:
-// ops/quantize/group_quantize.h.
+// ops/quantize/group_quantize.h; the size of a buffer's records says whether they are packed or
+// bf16.
 #pragma once
 
 #include "base/error.h"

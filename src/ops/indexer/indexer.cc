@@ -144,8 +144,9 @@ Status Indexer(const IndexerArgs& args, Stream& stream) {
   const int64_t channels = args.q.dim(2);
   DI_RETURN_IF_ERROR(
       ExpectTensor(args.weights, DType::kBf16, {rows, args.q.dim(1)}, "Indexer", "weights"));
-  DI_RETURN_IF_ERROR(ExpectTensor(args.blocks, DType::kU8, {-1, -1, Q4PRecordBytes(channels)},
-                                  "Indexer", "blocks"));
+  DI_RETURN_IF_ERROR(ExpectTensor(args.blocks, DType::kU8, {-1, -1, -1}, "Indexer", "blocks"));
+  DI_RETURN_IF_ERROR(ExpectRecords(args.blocks, Q4PRecordBytes(channels), Bf16RecordBytes(channels),
+                                   "Indexer", "blocks"));
   DI_RETURN_IF_ERROR(ExpectTensor(args.selected, DType::kI32, {rows, -1}, "Indexer", "selected"));
   if (!args.candidates_in.empty()) {
     DI_RETURN_IF_ERROR(

@@ -24,7 +24,8 @@ struct IndexerArgs {
   TensorView q;        // [rows, heads, channels] bf16, rotated and on the Q4P grid
   TensorView weights;  // [rows, heads] bf16 (the constant factor 2^-6 of the description is left
                        // out: order only)
-  TensorView blocks;   // [blocks, entries per block, record bytes] U8, index keys of the KV source
+  TensorView blocks;   // [blocks, entries per block, record bytes] U8, index keys of the KV source:
+                       // packed (Q4P) or bf16 records, as their size says
   BatchLayout layout;
   int64_t ratio = 1;
   // Restricts the choice to these blocks of candidate_block_size entries (ascending, then -1), or

@@ -69,6 +69,46 @@ HWY_INLINE void Transpose(const __m256i* x, __m256i* out) {
   out[3] = _mm256_unpackhi_epi64(b, d);
 }
 
+// The doubled codes of a group of bf16 values on the Q4P grid, plus 12, even channels before odd
+// ones, as the nibbles of packed keys are decoded. The scale found here may be half of the packed
+// one with codes of twice the size: the products are the same.
+HWY_INLINE float GroupCodes(const uint8_t* record, uint8_t* codes) {
+  const auto* values = reinterpret_cast<const Bf16*>(record);
+  float x[kQ4PGroup];
+  for (int64_t i = 0; i < kQ4PGroup; ++i) x[i] = Bf16ToF32(values[i]);
+  const float scale = E8M0ToF32(Q4PScaleByte(GroupAmax(x, kQ4PGroup)));
+  const float factor = 2.0f / scale;  // a power of two
+  int32_t doubled[kQ4PGroup];
+  // Records beyond the visible ones may hold anything; the bounds keep their conversion defined.
+  for (int64_t i = 0; i < kQ4PGroup; ++i) {
+    const float code = x[i] * factor;
+    doubled[i] = code >= -12.0f && code <= 12.0f ? static_cast<int32_t>(code) : 0;
+  }
+  for (int64_t i = 0; i < kQ4PGroup / 2; ++i) {
+    codes[i] = static_cast<uint8_t>(12 + doubled[2 * i]);
+    codes[kQ4PGroup / 2 + i] = static_cast<uint8_t>(12 + doubled[2 * i + 1]);
+  }
+  return scale;
+}
+
+void DecodeBf16Tile(const uint8_t* const* records, int64_t channels, KeyTile* tile) {
+  for (int64_t g = 0; g < channels / kQ4PGroup; ++g) {
+    alignas(32) uint8_t codes[kTile][kQ4PGroup];
+    alignas(32) float scales[kTile];
+    for (int64_t k = 0; k < kTile; ++k)
+      scales[k] = 0.5f * GroupCodes(records[k] + g * Bf16RecordBytes(kQ4PGroup), codes[k]);
+    __m256i low[4];
+    __m256i high[4];
+    for (int i = 0; i < 4; ++i) {
+      low[i] = Load2(codes[i], codes[i + 4]);
+      high[i] = Load2(codes[i] + kQ4PGroup / 2, codes[i + 4] + kQ4PGroup / 2);
+    }
+    Transpose(low, tile->quads + kQuadsPerGroup * g);
+    Transpose(high, tile->quads + kQuadsPerGroup * g + 4);
+    tile->scales[g] = _mm256_load_ps(scales);
+  }
+}
+
 void DecodeTile(const uint8_t* const* records, int64_t channels, KeyTile* tile) {
   const __m256i table = _mm256_broadcastsi128_si256(
       _mm_setr_epi8(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0));
@@ -137,6 +177,7 @@ void ScoreTiles(const IndexerArgs& args, int64_t sequence, std::span<const cpu::
   const int64_t groups = channels / kQ4PGroup;
   const int64_t entries_per_block = args.blocks.dim(1);
   const int64_t record_bytes = args.blocks.dim(2);
+  const bool bf16 = record_bytes == Bf16RecordBytes(channels);
   const int32_t* block_table = args.layout.block_table.Row<int32_t>(sequence);
   const int64_t num_blocks = args.layout.block_table.dim(1);
   const uint8_t* any = args.blocks.Row<uint8_t>(0);
@@ -154,7 +195,11 @@ void ScoreTiles(const IndexerArgs& args, int64_t sequence, std::span<const cpu::
                                 (j % entries_per_block) * record_bytes
                           : any;
     }
-    DecodeTile(records, channels, &tile);
+    if (bf16) {
+      DecodeBf16Tile(records, channels, &tile);
+    } else {
+      DecodeTile(records, channels, &tile);
+    }
     for (const cpu::IndexQuery& query : queries) {
       if (number >= query.tiles) continue;
       __m256 score = _mm256_setzero_ps();

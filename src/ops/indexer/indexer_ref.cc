@@ -22,7 +22,11 @@ void IndexerScores(const IndexerArgs& args, int64_t row, int64_t n_vis, float* s
   for (int64_t j = 0; j < n_vis; ++j) {
     const uint8_t* record = args.blocks.Row<uint8_t>(block_table[j / entries_per_block]) +
                             (j % entries_per_block) * record_bytes;
-    DecodeQ4PRecord(record, channels, key.data());
+    if (record_bytes == Bf16RecordBytes(channels)) {
+      DecodeBf16Record(record, channels, key.data());
+    } else {
+      DecodeQ4PRecord(record, channels, key.data());
+    }
     float score = 0.0f;
     for (int64_t h = 0; h < heads; ++h) {
       float dot = 0.0f;

@@ -5,8 +5,10 @@
 //   Q4P  groups of 32, E2M1 codes, power-of-two scale            index keys and queries
 //   Q4E  groups of 16, E2M1 codes, E4M3 scale                    compressed keys
 //
-// A record is all codes of a vector followed by all its scales. Each quantiser is idempotent on its
-// own output, so records store the quantised vectors without loss.
+// A packed record is all codes of a vector followed by all its scales. A bf16 record is the
+// quantised vector itself: every value of the three grids is a bf16 number. Each quantiser is
+// idempotent on its own output. So both store quantised vectors without loss; which one a buffer
+// holds is told by the size of its records.
 #pragma once
 
 #include <algorithm>
@@ -31,6 +33,10 @@ inline constexpr int64_t Q4PRecordBytes(int64_t channels) {
 }
 inline constexpr int64_t Q4ERecordBytes(int64_t channels) {
   return channels / 2 + channels / kQ4EGroup;
+}
+
+inline constexpr int64_t Bf16RecordBytes(int64_t channels) {
+  return 2 * channels;
 }
 
 inline float GroupAmax(const float* x, int64_t count) {
@@ -138,6 +144,16 @@ inline void DecodeQ4ERecord(const uint8_t* record, int64_t channels, float* x) {
     x[i] = E2M1ToF32(record[i / 2] & 15u) * s;
     x[i + 1] = E2M1ToF32(record[i / 2] >> 4) * s;
   }
+}
+
+inline void EncodeBf16Record(const float* x, int64_t channels, uint8_t* record) {
+  auto* out = reinterpret_cast<Bf16*>(record);
+  for (int64_t i = 0; i < channels; ++i) out[i] = F32ToBf16(x[i]);
+}
+
+inline void DecodeBf16Record(const uint8_t* record, int64_t channels, float* x) {
+  const auto* values = reinterpret_cast<const Bf16*>(record);
+  for (int64_t i = 0; i < channels; ++i) x[i] = Bf16ToF32(values[i]);
 }
 
 }  // namespace deepinfer

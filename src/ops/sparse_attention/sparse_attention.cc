@@ -74,13 +74,17 @@ Status SparseAttention(const SparseAttentionArgs& args, Stream& stream) {
   DI_RETURN_IF_ERROR(ExpectTensor(args.q, DType::kBf16, {rows, -1, -1}, "SparseAttention", "q"));
   const int64_t heads = args.q.dim(1);
   const int64_t dim = args.q.dim(2);
-  DI_RETURN_IF_ERROR(ExpectTensor(args.window_records, DType::kU8, {rows, Q8RecordBytes(dim)},
+  DI_RETURN_IF_ERROR(
+      ExpectTensor(args.window_pages, DType::kU8, {-1, -1, -1}, "SparseAttention", "window_pages"));
+  DI_RETURN_IF_ERROR(ExpectRecords(args.window_pages, Q8RecordBytes(dim), Bf16RecordBytes(dim),
+                                   "SparseAttention", "window_pages"));
+  DI_RETURN_IF_ERROR(ExpectTensor(args.window_records, DType::kU8, {rows, args.window_pages.dim(2)},
                                   "SparseAttention", "window_records"));
-  DI_RETURN_IF_ERROR(ExpectTensor(args.window_pages, DType::kU8, {-1, -1, Q8RecordBytes(dim)},
-                                  "SparseAttention", "window_pages"));
   if (!args.kv_blocks.empty()) {
-    DI_RETURN_IF_ERROR(ExpectTensor(args.kv_blocks, DType::kU8, {-1, -1, Q4ERecordBytes(dim)},
-                                    "SparseAttention", "kv_blocks"));
+    DI_RETURN_IF_ERROR(
+        ExpectTensor(args.kv_blocks, DType::kU8, {-1, -1, -1}, "SparseAttention", "kv_blocks"));
+    DI_RETURN_IF_ERROR(ExpectRecords(args.kv_blocks, Q4ERecordBytes(dim), Bf16RecordBytes(dim),
+                                     "SparseAttention", "kv_blocks"));
     DI_RETURN_IF_ERROR(
         ExpectTensor(args.selected, DType::kI32, {rows, -1}, "SparseAttention", "selected"));
   }

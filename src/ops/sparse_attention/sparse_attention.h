@@ -18,14 +18,14 @@
 namespace deepinfer {
 
 struct SparseAttentionArgs {
-  TensorView q;               // [rows, heads, head_dim] bf16, rotated
-  TensorView window_records;  // [rows, record bytes] U8: the step's own rows (Q8 records)
+  TensorView q;  // [rows, heads, head_dim] bf16, rotated
+  // Records are packed (Q8 for the window, Q4E for compressed keys) or bf16, as their sizes say.
+  TensorView window_records;  // [rows, record bytes] U8: the step's own rows
   TensorView window_pages;    // [pages, positions per page, record bytes] U8: rows before the step
   // A row at p sees positions max(0, p - window + 1, window_begin) ... p: none if p lies before
   // window_begin.
   int64_t window = 128;
-  TensorView kv_blocks;  // [blocks, entries per block, record bytes] U8 (Q4E records), or empty:
-                         // window only
+  TensorView kv_blocks;  // [blocks, entries per block, record bytes] U8, or empty: window only
   TensorView selected;   // [rows, topk] i32, entries ascending then -1; empty with kv_blocks
   BatchLayout layout;
   TensorView sink;     // [heads] f32

@@ -85,6 +85,12 @@ HWY_INLINE void DecodeQ4E(const uint8_t* record, int64_t channels, float* out) {
   }
 }
 
+HWY_INLINE void DecodeBf16(const uint8_t* record, int64_t channels, float* out) {
+  const F32 d;
+  const auto* values = reinterpret_cast<const Bf16*>(record);
+  for (int64_t i = 0; i < channels; i += kLanes) hn::StoreU(LoadBf16(values + i), d, out + i);
+}
+
 // Scores of kHeads heads x kKeys keys into p[head * kAttentionBlock + key].
 template <int kHeads, int kKeys>
 HWY_INLINE void ScoreTile(const float* q, const float* keys, int64_t dim, int64_t stride,
@@ -184,10 +190,14 @@ void DecodeKeysVector(const KeyList& keys, int64_t begin, int64_t end, int64_t h
   const int64_t stride = cpu::AttentionStride(head_dim);
   for (int64_t i = begin; i < end; ++i) {
     const uint8_t* record = keys.records[static_cast<size_t>(i)];
-    if (i < keys.num_window) {
-      DecodeQ8(record, head_dim, out + (i - begin) * stride);
+    float* key = out + (i - begin) * stride;
+    const bool window = i < keys.num_window;
+    if (window ? keys.window_bf16 : keys.compressed_bf16) {
+      DecodeBf16(record, head_dim, key);
+    } else if (window) {
+      DecodeQ8(record, head_dim, key);
     } else {
-      DecodeQ4E(record, head_dim, out + (i - begin) * stride);
+      DecodeQ4E(record, head_dim, key);
     }
   }
 }

@@ -10,11 +10,13 @@ namespace deepinfer {
 // Keys per block of the running softmax.
 inline constexpr int64_t kAttentionBlock = 64;
 
-// The records of a row's key list, window first, then selection; `num_window` of them are Q8
-// records, the rest Q4E records.
+// The records of a row's key list, window first, then selection; `num_window` of them are window
+// keys (Q8 unless bf16), the rest compressed keys (Q4E unless bf16).
 struct KeyList {
   std::vector<const uint8_t*> records;
   int64_t num_window = 0;
+  bool window_bf16 = false;
+  bool compressed_bf16 = false;
 };
 void CollectKeys(const SparseAttentionArgs& args, int64_t row, KeyList* keys);
 

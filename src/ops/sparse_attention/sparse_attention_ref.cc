@@ -10,6 +10,9 @@ namespace deepinfer {
 
 void CollectKeys(const SparseAttentionArgs& args, int64_t row, KeyList* keys) {
   keys->records.clear();
+  const int64_t bf16_bytes = Bf16RecordBytes(args.q.dim(2));
+  keys->window_bf16 = args.window_pages.dim(2) == bf16_bytes;
+  keys->compressed_bf16 = !args.kv_blocks.empty() && args.kv_blocks.dim(2) == bf16_bytes;
   const BatchLayout& layout = args.layout;
   const int64_t sequence = layout.row_sequence.Row<int32_t>(0)[row];
   const int64_t first_row = layout.sequence_start.Row<int32_t>(0)[sequence];
@@ -56,10 +59,14 @@ void SparseAttention(const SparseAttentionArgs& args, int64_t row_begin, int64_t
     const auto count = static_cast<int64_t>(keys.records.size());
     kv.resize(static_cast<size_t>(count * dim));
     for (int64_t i = 0; i < count; ++i) {
-      if (i < keys.num_window) {
-        DecodeQ8Record(keys.records[static_cast<size_t>(i)], dim, kv.data() + i * dim);
+      const uint8_t* record = keys.records[static_cast<size_t>(i)];
+      const bool window = i < keys.num_window;
+      if (window ? keys.window_bf16 : keys.compressed_bf16) {
+        DecodeBf16Record(record, dim, kv.data() + i * dim);
+      } else if (window) {
+        DecodeQ8Record(record, dim, kv.data() + i * dim);
       } else {
-        DecodeQ4ERecord(keys.records[static_cast<size_t>(i)], dim, kv.data() + i * dim);
+        DecodeQ4ERecord(record, dim, kv.data() + i * dim);
       }
     }
     for (int64_t h = 0; h < heads; ++h) {
