@@ -13,7 +13,9 @@ namespace deepinfer {
 class IncrementalDecoder {
  public:
   // `tokenizer` must outlive the decoder.
-  explicit IncrementalDecoder(const Tokenizer& tokenizer) : tokenizer_(&tokenizer) {}
+  explicit IncrementalDecoder(const Tokenizer& tokenizer) : tokenizer_(&tokenizer) {
+    held_.reserve(64);  // an unfinished character and all but the rarest tokens
+  }
 
   // Returns all text that is decided after `id`. Only an unfinished character (at most 3 bytes) is
   // held; bytes that can no longer become one are returned as U+FFFD at once.
