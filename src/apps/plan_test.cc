@@ -70,7 +70,7 @@ TEST_F(PlanTest, TextAndJsonShowEveryPoolAndTheirSum) {
   EXPECT_EQ(json.at("limits").at("cache_tokens"), 1 << 21);
   EXPECT_EQ(json.at("fit").back().at("tokens"), 1048576);
   EXPECT_EQ(json.at("fit").back().at("requests"), 2);
-  EXPECT_THAT(text, HasSubstr("requests of 1048576 tokens            2 fit"));
+  EXPECT_THAT(text, HasSubstr("requests of 1048576 tokens        2 fit"));
 }
 
 // 890 bytes a token packed; bf16 records are about three times as large.
