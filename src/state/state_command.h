@@ -14,6 +14,10 @@ namespace deepinfer {
 // with its export command has run.
 struct StateImage {
   int64_t num_tokens = 0;
+  // The first positions whose window record and whose compressor remainder are in the image;
+  // num_tokens: none.
+  int64_t window_begin = 0;
+  int64_t remainder_begin = 0;
   std::vector<std::byte> bytes;  // layout: docs/state.md, "State images"
 };
 
