@@ -18,9 +18,10 @@ int64_t CeilDiv(int64_t a, int64_t b) {
 // At the beginning of every image, in the byte order of the machine (little endian).
 struct ImageHeader {
   char magic[8];
-  uint64_t geometry;     // fingerprint of everything that decides the sizes of the records
-  int64_t num_tokens;    // of the sequence
-  int64_t window_begin;  // first position whose window record is here
+  uint64_t geometry;        // fingerprint of everything that decides the sizes of the records
+  int64_t num_tokens;       // of the sequence
+  int64_t window_begin;     // first position whose window record is here
+  int64_t remainder_begin;  // first position whose compressor remainder is here
 };
 constexpr char kMagic[8] = {'D', 'I', 'S', 'T', 'A', 'T', 'E', '1'};
 
@@ -142,9 +143,11 @@ TensorView CacheMemory::Remainders(int64_t producer) const {
   return remainders_[p].View(DType::kF32, {num_slots_, geometry_.remainder_rows, floats});
 }
 
-int64_t CacheMemory::ImageBytes(int64_t num_tokens, int64_t window_begin) const {
+int64_t CacheMemory::ImageBytes(const StateImage& image) const {
+  const int64_t num_tokens = image.num_tokens;
+  const int64_t window_begin = image.window_begin;
   int64_t bytes = static_cast<int64_t>(sizeof(ImageHeader));
-  const int64_t remainder_rows = std::min(num_tokens, geometry_.remainder_rows);
+  const int64_t remainder_rows = num_tokens - image.remainder_begin;
   for (const CacheGeometry::Producer& producer : geometry_.producers) {
     bytes += num_tokens / producer.ratio * (producer.kv_record_bytes + producer.index_record_bytes);
     bytes += remainder_rows * producer.remainder_floats * 4;
@@ -167,9 +170,9 @@ Status CacheMemory::CheckCommands(const std::vector<StateCommand>& commands) con
     DI_RETURN_IF_ERROR(CheckIds(command.window_pages, num_window_pages_, "window page"));
     DI_RETURN_IF_ERROR(CheckIds({command.slot}, num_slots_, "slot"));
     const int64_t units = CeilDiv(command.num_tokens, kBlockTokens);
+    const int64_t pages = std::ssize(command.window_pages);
     if (command.image == nullptr || command.num_tokens < 0 || std::ssize(command.blocks) < units ||
-        command.first_window_page < 0 ||
-        command.first_window_page + std::ssize(command.window_pages) < units) {
+        command.first_window_page < 0 || (pages > 0 && command.first_window_page + pages < units)) {
       return Fail(
           Code::kInvalidArgument,
           fmt::format("A state command for {} tokens has {} cache blocks and window pages {} "
@@ -206,23 +209,28 @@ Status CacheMemory::CheckCommands(const std::vector<StateCommand>& commands) con
                   "A saved state was written by a model or with settings whose caches have another "
                   "geometry.");
     }
-    if (header.num_tokens != command.num_tokens || header.window_begin < 0 ||
-        header.window_begin > header.num_tokens ||
-        (header.window_begin < header.num_tokens && header.window_begin % kBlockTokens != 0) ||
-        std::ssize(bytes) != ImageBytes(header.num_tokens, header.window_begin)) {
+    const StateImage& image = *command.image;
+    const int64_t tokens = command.num_tokens;
+    if (header.num_tokens != tokens || image.num_tokens != tokens ||
+        header.window_begin != image.window_begin ||
+        header.remainder_begin != image.remainder_begin || image.window_begin < 0 ||
+        image.window_begin > tokens ||
+        image.remainder_begin < std::max<int64_t>(0, tokens - geometry_.remainder_rows) ||
+        image.remainder_begin > tokens || std::ssize(bytes) != ImageBytes(image)) {
       return Fail(
           Code::kDataLoss,
-          fmt::format("A saved state of {} bytes says that it holds {} tokens and window "
-                      "records from {} on; {} tokens were expected.",
-                      bytes.size(), header.num_tokens, header.window_begin, command.num_tokens));
+          fmt::format("A saved state of {} bytes says that it holds {} tokens, window records "
+                      "from {} and compressor remainders from {} on; expected are {}, {} "
+                      "and {}.",
+                      bytes.size(), header.num_tokens, header.window_begin, header.remainder_begin,
+                      tokens, image.window_begin, image.remainder_begin));
     }
   }
   return {};
 }
 
 template <class Visit>
-Status CacheMemory::VisitSequence(const StateCommand& command, int64_t window_begin,
-                                  const Visit& visit) const {
+Status CacheMemory::VisitSequence(const StateCommand& command, const Visit& visit) const {
   const auto visit_blocks = [&](const TensorView& blocks, int64_t entries) -> Status {
     const int64_t per_block = blocks.dim(1);
     for (int64_t begin = 0; begin < entries; begin += per_block) {
@@ -237,18 +245,22 @@ Status CacheMemory::VisitSequence(const StateCommand& command, int64_t window_be
     DI_RETURN_IF_ERROR(visit_blocks(IndexBlocks(p), command.num_tokens / producer.ratio));
     if (producer.remainder_floats == 0) continue;
     const int64_t rows = geometry_.remainder_rows;
-    for (int64_t t = std::max<int64_t>(0, command.num_tokens - rows); t < command.num_tokens; ++t)
+    for (int64_t t = command.image->remainder_begin; t < command.num_tokens; ++t)
       DI_RETURN_IF_ERROR(visit(Part(Remainders(p), command.slot, t % rows, t % rows + 1)));
   }
   for (int64_t layer = 0; layer < geometry_.num_layers; ++layer) {
-    for (int64_t begin = window_begin; begin < command.num_tokens; begin += kBlockTokens) {
+    int64_t begin = command.image->window_begin;
+    while (begin < command.num_tokens) {
       const int64_t page = begin / kBlockTokens - command.first_window_page;
-      const int64_t rows = std::min(kBlockTokens, command.num_tokens - begin);
-      // An image may reach further back than the pages that wait for it.
+      const int64_t first = begin % kBlockTokens;
+      const int64_t end = std::min(kBlockTokens, first + command.num_tokens - begin);
+      // An image may hold more than the pages that wait for it.
       const TensorView pages = WindowPages(layer);
-      DI_RETURN_IF_ERROR(
-          visit(page < 0 ? TensorView(static_cast<void*>(nullptr), DType::kU8, {rows, pages.dim(2)})
-                         : Part(pages, command.window_pages[static_cast<size_t>(page)], 0, rows)));
+      DI_RETURN_IF_ERROR(visit(
+          page < 0 || command.window_pages.empty()
+              ? TensorView(static_cast<void*>(nullptr), DType::kU8, {end - first, pages.dim(2)})
+              : Part(pages, command.window_pages[static_cast<size_t>(page)], first, end)));
+      begin += end - first;
     }
   }
   return {};
@@ -256,18 +268,26 @@ Status CacheMemory::VisitSequence(const StateCommand& command, int64_t window_be
 
 Status CacheMemory::Export(const StateCommand& command, Stream& stream) const {
   StateImage& image = *command.image;
+  const int64_t tokens = command.num_tokens;
+  // Where the image says nothing, everything that the sequence has.
+  image.num_tokens = tokens;
+  image.window_begin = command.window_pages.empty()
+                           ? tokens
+                           : std::min(tokens, std::max(image.window_begin,
+                                                       command.first_window_page * kBlockTokens));
+  image.remainder_begin = std::min(
+      tokens,
+      std::max(image.remainder_begin, std::max<int64_t>(0, tokens - geometry_.remainder_rows)));
   ImageHeader header;
   std::memcpy(header.magic, kMagic, sizeof(kMagic));
   header.geometry = Fingerprint(geometry_);
-  header.num_tokens = command.num_tokens;
-  // Pages are saved whole, so that a page of a restored state has all of its records, like any
-  // other.
-  header.window_begin = std::min(command.num_tokens, command.first_window_page * kBlockTokens);
-  image.num_tokens = command.num_tokens;
-  image.bytes.resize(static_cast<size_t>(ImageBytes(header.num_tokens, header.window_begin)));
+  header.num_tokens = tokens;
+  header.window_begin = image.window_begin;
+  header.remainder_begin = image.remainder_begin;
+  image.bytes.resize(static_cast<size_t>(ImageBytes(image)));
   std::memcpy(image.bytes.data(), &header, sizeof(header));
   std::byte* to = image.bytes.data() + sizeof(header);
-  return VisitSequence(command, header.window_begin, [&](const TensorView& piece) {
+  return VisitSequence(command, [&](const TensorView& piece) {
     std::byte* target = std::exchange(to, to + ViewBytes(piece));
     return CopyToHost(piece, target, stream);
   });
@@ -275,10 +295,8 @@ Status CacheMemory::Export(const StateCommand& command, Stream& stream) const {
 
 Status CacheMemory::Import(const StateCommand& command, Stream& stream) const {
   const std::vector<std::byte>& bytes = command.image->bytes;
-  ImageHeader header;
-  std::memcpy(&header, bytes.data(), sizeof(header));
-  const std::byte* from = bytes.data() + sizeof(header);
-  return VisitSequence(command, header.window_begin, [&](const TensorView& piece) -> Status {
+  const std::byte* from = bytes.data() + sizeof(ImageHeader);
+  return VisitSequence(command, [&](const TensorView& piece) -> Status {
     const std::byte* source = std::exchange(from, from + ViewBytes(piece));
     if (piece.empty()) return {};
     return CopyToDevice(source, piece, stream);

@@ -73,11 +73,12 @@ class CacheMemory {
   Status CheckCommands(const std::vector<StateCommand>& commands) const;
   Status Export(const StateCommand& command, Stream& stream) const;
   Status Import(const StateCommand& command, Stream& stream) const;
-  // Calls visit(view) for every piece of a sequence in the order of its image: the entries below
-  // num_tokens, the window records of positions [window_begin, num_tokens) and the remainder rows.
+  // Calls visit(view) for every piece of a sequence in the order of its image: entries below
+  // num_tokens, remainder rows and window records from where the image says on. The view has no
+  // memory where the command has no page.
   template <class Visit>
-  Status VisitSequence(const StateCommand& command, int64_t window_begin, const Visit& visit) const;
-  int64_t ImageBytes(int64_t num_tokens, int64_t window_begin) const;
+  Status VisitSequence(const StateCommand& command, const Visit& visit) const;
+  int64_t ImageBytes(const StateImage& image) const;
 
   CacheGeometry geometry_;
   int64_t num_blocks_ = 0;

@@ -195,6 +195,42 @@ TEST(CacheMemory, ImagesDoNotContainWhatLiesBeyondTheSequence) {
   }
 }
 
+TEST(CacheMemory, AnImageHoldsNoMoreHistoryThanItSays) {
+  Stream stream(1);
+  CacheMemory memory = Memory();
+  CacheMemory other = Memory();
+  Fill(memory, 3);
+  Fill(other, 4);
+  auto image = std::make_shared<StateImage>();
+  image->window_begin = 150;
+  image->remainder_begin = 198;
+  const StateCommand from = Sequence(StateCommand::Kind::kExport, image, 200, false);
+  const StateCommand to = Sequence(StateCommand::Kind::kImport, image, 200, true);
+  ASSERT_TRUE(memory.Execute({from}, stream).has_value());
+  EXPECT_EQ(image->window_begin, 150);
+  EXPECT_EQ(image->remainder_begin, 198);
+  const auto untouched = RecordsAt(other, to, 149);
+  ASSERT_TRUE(other.Execute({to}, stream).has_value());
+  const size_t window_bytes = 3 * 11;
+  const auto window_of = [&](const std::vector<uint8_t>& records) {
+    return std::vector<uint8_t>(records.end() - static_cast<int64_t>(window_bytes), records.end());
+  };
+  EXPECT_EQ(window_of(RecordsAt(other, to, 149)), window_of(untouched));
+  EXPECT_EQ(window_of(RecordsAt(other, to, 150)), window_of(RecordsAt(memory, from, 150)));
+  EXPECT_NE(RecordsAt(other, to, 197), RecordsAt(memory, from, 197));
+  for (int64_t p : {198, 199}) EXPECT_EQ(RecordsAt(other, to, p), RecordsAt(memory, from, p));
+  // A state without any window history, as right after a prefix hit without pages.
+  StateCommand bare = from;
+  bare.image = std::make_shared<StateImage>();
+  bare.window_pages.clear();
+  ASSERT_TRUE(memory.Execute({bare}, stream).has_value());
+  EXPECT_EQ(bare.image->window_begin, 200);
+  StateCommand bare_to = to;
+  bare_to.image = bare.image;
+  bare_to.window_pages.clear();
+  ASSERT_TRUE(other.Execute({bare_to}, stream).has_value());
+}
+
 TEST(CacheMemory, ABadImageOrCommandChangesNothing) {
   Stream stream(1);
   CacheMemory memory = Memory();
@@ -217,11 +253,11 @@ TEST(CacheMemory, ABadImageOrCommandChangesNothing) {
   };
   using C = StateCommand;
   using I = StateImage;
-  for (size_t size : {size_t{0}, size_t{7}, size_t{31}, size_t{32}, image->bytes.size() - 1})
+  for (size_t size : {size_t{0}, size_t{7}, size_t{39}, size_t{40}, image->bytes.size() - 1})
     EXPECT_EQ(code_of([size](C&, I& i) { i.bytes.resize(size); }), Code::kDataLoss) << size;
   EXPECT_EQ(code_of([](C&, I& i) { i.bytes.resize(i.bytes.size() + 1); }), Code::kDataLoss);
   // Every bit of the header counts.
-  for (size_t bit = 0; bit < 8 * 32; ++bit) {
+  for (size_t bit = 0; bit < 8 * 40; ++bit) {
     EXPECT_EQ(code_of([bit](C&, I& i) { i.bytes[bit / 8] ^= std::byte{1} << bit % 8; }),
               Code::kDataLoss)
         << bit;
@@ -232,7 +268,7 @@ TEST(CacheMemory, ABadImageOrCommandChangesNothing) {
   EXPECT_EQ(code_of([](C& c, I&) { c.blocks[1] = 8; }), Code::kInvalidArgument);
   EXPECT_EQ(code_of([](C& c, I&) { c.blocks.pop_back(); }), Code::kInvalidArgument);
   EXPECT_EQ(code_of([](C& c, I&) { c.window_pages[0] = -1; }), Code::kInvalidArgument);
-  EXPECT_EQ(code_of([](C& c, I&) { c.window_pages.clear(); }), Code::kInvalidArgument);
+  EXPECT_EQ(code_of([](C& c, I&) { c.first_window_page = 0; }), Code::kInvalidArgument);
   EXPECT_EQ(code_of([](C& c, I&) { c.slot = 5; }), Code::kInvalidArgument);
   EXPECT_EQ(code_of([](C& c, I&) { c = {.kind = C::Kind::kCopyBlock, .source = 8, .target = 0}; }),
             Code::kInvalidArgument);
