@@ -341,7 +341,7 @@ TEST(IdRegister, KeepsManyIdsApart) {
 TEST(OutputLine, WithoutTimingsHasNothingThatDiffersBetweenRuns) {
   RequestOutput output;
   output.timings.total_seconds = 0.5;
-  output.usage = {3, 2, 1};
+  output.usage = {.prompt_tokens = 3, .cached_tokens = 0, .completion_tokens = 2, .preemptions = 1};
   EXPECT_EQ(
       OutputLine({"7", true}, output, false),
       R"({"id":7,"outputs":[],"usage":{"prompt_tokens":3,"completion_tokens":2,"total_tokens":5}})");
