@@ -22,6 +22,7 @@
 #include "deepinfer/request_output.h"
 #include "deepinfer/sampling_params.h"
 #include "deepinfer/selfcheck.h"
+#include "deepinfer/statistics.h"
 
 namespace deepinfer {
 
@@ -60,6 +61,12 @@ enum class NumericsProfile : uint8_t {
   kReference,   // those of the vendor's small reference program, for comparisons
 };
 
+enum class DecoderReplay : uint8_t {
+  kOff,
+  kMask,     // the results of kCompact with the work of kOff: for comparisons
+  kCompact,  // rows before the kept ones leave the model where its decoder half begins
+};
+
 struct LLMOptions {
   static constexpr int kMaxThreads = 1024;
   static constexpr int64_t kMaxTokens = int64_t{1} << 36;  // of a request, and of the cache
@@ -87,15 +94,23 @@ struct LLMOptions {
   // (the others are reused); 0: only hits that change no output. Otherwise at least 134 for the
   // released model (window + 6), and outputs depend on what is in the cache.
   int64_t approximate_hit_tokens = 0;
-  // Decoder bounded replay: that many last tokens of a prompt run the decoder half; 0: all of them.
-  // At least 134 for the released model (window + 6); its own setting is 140. Outputs are those of
-  // the truncated function, whatever the batch, the chunks and the cache.
+  // Only the last tokens of a prompt run the decoder half: nearly half the work of a long prompt.
+  // Outputs are those of the truncated function, whatever the batch, the chunks and the cache, and
+  // those of the whole model for prompts no longer than replay_keep_tokens.
+  DecoderReplay decoder_replay = DecoderReplay::kOff;
+  // Tokens that run it; 0: window + 12, which is 140 for the released model. Otherwise at least
+  // window + 6.
   int64_t replay_keep_tokens = 0;
   // How a sequence gives its memory up when it runs out: its state is computed again later, or kept
   // in host memory. Changes no output.
   bool preempt_by_saving = false;
   // Rows of one prompt in one step; 0: as many as max_num_batched_tokens leaves. Changes no output.
   int64_t max_chunk_tokens = 0;
+  // Window keys, compressed keys and index keys as bf16 values instead of packed codes: two to four
+  // times the memory. Changes no output.
+  bool bf16_cache = false;
+  // Keep a bounded record of what happened when, for WriteTrace.
+  bool record_trace = false;
 
   // Every problem, each with the field's name.
   std::vector<Error> Validate() const;
@@ -169,6 +184,12 @@ class LLM {
   // kInvalidArgument for bad options. Empties the prefix cache. One call at a time.
   Result<SelfcheckReport> Selfcheck(const SelfcheckOptions& options,
                                     const SelfcheckCallback& progress = {});
+
+  // What has been done since Load; from any thread.
+  StatisticsSnapshot Statistics() const;
+  // Hands the recorded trace over in pieces, as JSON for a trace viewer, until `write` returns
+  // false. Nothing without LLMOptions::record_trace.
+  void WriteTrace(const std::function<bool(std::string_view piece)>& write) const;
 
   int64_t vocab_size() const;
   // The largest prompt + output of a request.

@@ -48,9 +48,13 @@ int RunGenerate(const GenerateOptions& options) {
   if (!defaults.has_value()) return PrintError(defaults.error());
   CatchInterrupts();
   if (!options.input.empty()) return RunGenerateJob(options, *defaults);
+  Result<ReportFiles> reports = ReportFiles::Create(options.reports, {});
+  if (!reports.has_value()) return PrintError(reports.error());
   Result<std::unique_ptr<LLM>> llm = LLM::Load(options.llm);
   if (!llm.has_value()) return PrintError(llm.error());
-  return RunPrompt(**llm, options, *defaults);
+  const int status = RunPrompt(**llm, options, *defaults);
+  const Status reported = reports->Write(**llm);
+  return status == kExitOk && !reported.has_value() ? PrintError(reported.error()) : status;
 }
 
 }  // namespace deepinfer

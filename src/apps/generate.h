@@ -6,6 +6,7 @@
 #include <optional>
 #include <string>
 
+#include "apps/reports.h"
 #include "deepinfer/llm.h"
 
 namespace deepinfer {
@@ -18,6 +19,7 @@ struct GenerateOptions {
   bool chat = false;                   // `prompt` is a user's message instead of plain text
   std::string sampling_params = "{}";  // JSON; what lines do not give
   bool show_progress = true;
+  ReportOptions reports;
 
   // Of jobs (`input`).
   bool resume = false;           // continue what a journal beside the output has

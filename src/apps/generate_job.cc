@@ -39,7 +39,8 @@ double Now() {
 
 // Names of sampling parameters in engine errors are fields of sampling_params in a line.
 Error InLine(Error error) {
-  for (const char* top_level : {"prompt", "messages"}) {
+  for (const char* top_level :
+       {"prompt", "messages", "user_id", "priority", "timeout_seconds", "cache_salt"}) {
     if (error.field.rfind(top_level, 0) == 0 && error.field != "prompt_logprobs") return error;
   }
   if (!error.field.empty()) error.field = "sampling_params." + error.field;
@@ -193,6 +194,11 @@ class JobRun {
   }
   const ProgressSample& sample() const {
     return sample_;
+  }
+  // What this run has done, in one line.
+  void ShowStatistics(const LLM& llm) const {
+    if (!options_.show_progress) return;
+    PrintStderr("generate: {}\n", SummaryLine(llm.Statistics(), sample_.seconds));
   }
   void ShowFinalProgress() {
     if (options_.show_progress) progress_line_.Finish(sample_);
@@ -474,6 +480,9 @@ int RunToStream(const GenerateOptions& options, const SamplingParams& defaults) 
     if (!input.has_value()) return PrintError(input.error());
     job.total = input->lines;
   }
+  Result<ReportFiles> reports =
+      ReportFiles::Create(options.reports, {options.input, options.output});
+  if (!reports.has_value()) return PrintError(reports.error());
   Result<std::unique_ptr<LLM>> llm = LLM::Load(options.llm);
   if (!llm.has_value()) return PrintError(llm.error());
   Result<OrderedWriter> writer = OrderedWriter::Create(options.output);
@@ -483,8 +492,11 @@ int RunToStream(const GenerateOptions& options, const SamplingParams& defaults) 
   CatchInterrupts(2);
   run.Run(**llm);
   const Status written = sink.Finish();
+  run.ShowStatistics(**llm);
+  const Status reported = reports->Write(**llm);
   if (!run.status().has_value()) return PrintError(run.status().error());
   if (!written.has_value()) return PrintError(written.error());
+  if (!reported.has_value()) return PrintError(reported.error());
   run.ShowFinalProgress();
   if (run.too_many_errors()) {
     PrintStderr(
@@ -590,6 +602,8 @@ class FileJob {
       }
       DI_ASSIGN_OR_RETURN(llm_options.max_model_len, NumberOf(journal_->fields(), kContext));
     }
+    DI_ASSIGN_OR_RETURN(reports_,
+                        ReportFiles::Create(options_.reports, {options_.input, options_.output}));
     DI_ASSIGN_OR_RETURN(const std::unique_ptr<LLM> llm, LLM::Load(llm_options));
     if (resumed && llm->max_model_len() < llm_options.max_model_len) {
       return Fail(Code::kInvalidArgument,
@@ -623,6 +637,8 @@ class FileJob {
     CatchInterrupts(2);
     run.Run(llm);
     const Status synced = journal_->Sync();
+    run.ShowStatistics(llm);
+    DI_RETURN_IF_ERROR(reports_->Write(llm));
     if (!run.status().has_value()) return tl::unexpected<Error>(run.status().error());
     if (!synced.has_value()) return tl::unexpected<Error>(synced.error());
     if (run.complete() && journal_->num_records() != run.sample().total) {
@@ -696,6 +712,7 @@ class FileJob {
   const std::string journal_path_;
   const std::string temporary_path_;
   Journal* journal_ = nullptr;
+  std::optional<ReportFiles> reports_;
   bool finished_before_ = false;
   bool begun_ = false;  // nothing stands in the way of running, so trying again makes sense
 };

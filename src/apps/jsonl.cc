@@ -283,6 +283,7 @@ std::string OutputLine(const LineId& id, const RequestOutput& output, bool with_
                    {"completion_tokens", output.usage.completion_tokens},
                    {"total_tokens", output.usage.prompt_tokens + output.usage.completion_tokens}};
   if (!with_timings) return Dump(json);
+  json["usage"]["cached_tokens"] = output.usage.cached_tokens;
   json["usage"]["preemptions"] = output.usage.preemptions;
   json["timings"] = {{"queue_seconds", output.timings.queue_seconds},
                      {"first_token_seconds", output.timings.first_token_seconds},

@@ -105,8 +105,9 @@ struct LogitsLine {
 };
 
 // {"id", one of "prompt", "prompt_token_ids", "messages", "sampling_params"?, "thinking_mode"?,
-// "reasoning_effort"?}. Parameters that the line does not give come from `defaults`. Ranges of
-// sampling parameters are checked too, token ids are not.
+// "reasoning_effort"?, "user_id"?, "priority"?, "timeout_seconds"?, "cache_salt"?}. Parameters that
+// the line does not give come from `defaults`. Ranges of sampling parameters are checked too, token
+// ids are not.
 ParsedLine<Request> ParseGenerateLine(std::string_view line, const SamplingParams& defaults = {});
 ParsedLine<TextLine> ParseTextLine(std::string_view line);  // {"id", "text"}
 ParsedLine<IdsLine> ParseIdsLine(std::string_view line);    // {"id", "ids"}

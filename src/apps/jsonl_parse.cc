@@ -536,6 +536,18 @@ ParsedLine<Request> ParseGenerateLine(std::string_view line, const SamplingParam
       ReadEffort(reader, field, value, &chat.reasoning_effort);
       chat_option = field;
       return true;
+    } else if (key == "user_id") {
+      reader.Read(field, value, &request.user_id);
+      return true;
+    } else if (key == "priority") {
+      reader.Read(field, value, &request.priority);
+      return true;
+    } else if (key == "timeout_seconds") {
+      reader.Read(field, value, &request.timeout_seconds);
+      return true;
+    } else if (key == "cache_salt") {
+      reader.Read(field, value, &request.cache_salt);
+      return true;
     } else {
       return false;
     }
@@ -568,7 +580,8 @@ ParsedLine<Request> ParseGenerateLine(std::string_view line, const SamplingParam
   };
   ParsedLine<Request> parsed = ParseLine(
       line,
-      "id, prompt, prompt_token_ids, messages, sampling_params, thinking_mode and reasoning_effort",
+      "id, prompt, prompt_token_ids, messages, sampling_params, thinking_mode, reasoning_effort, "
+      "user_id, priority, timeout_seconds and cache_salt",
       &request, reader, read, check);
   if (parsed.value.has_value() && parsed.id.has_value()) parsed.value->id = parsed.id->text;
   return parsed;

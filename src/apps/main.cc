@@ -166,6 +166,82 @@ void AddModelOptions(CLI::App* command, LLMOptions& llm) {
       ->capture_default_str();
 }
 
+// How requests are served: who runs, what is reused, what is left out.
+void AddServingOptions(CLI::App* command, LLMOptions& llm) {
+  command
+      ->add_option("--max-num-batched-tokens", llm.max_num_batched_tokens,
+                   "Rows of one step; at least --max-num-seqs")
+      ->check(CLI::Range(int64_t{1}, LLMOptions::kMaxNumBatchedTokens))
+      ->capture_default_str();
+  command->add_option("--max-num-seqs", llm.max_num_seqs, "Sequences that run at once")
+      ->check(CLI::Range(int64_t{1}, LLMOptions::kMaxNumSeqs))
+      ->capture_default_str();
+  command
+      ->add_option("--cache-tokens", llm.cache_tokens,
+                   "Cache capacity in tokens, rounded up to blocks of 128; 0: chosen from the "
+                   "machine's memory")
+      ->check(CLI::Range(int64_t{0}, LLMOptions::kMaxTokens))
+      ->capture_default_str();
+  const char* const group = "Scheduling";
+  command
+      ->add_option_function<std::string>(
+          "--cache-format", [&llm](const std::string& name) { llm.bf16_cache = name == "bf16"; },
+          "packed, or bf16: two to four times the memory; no output changes")
+      ->check(OneOf({"packed", "bf16"}))
+      ->default_str("packed")
+      ->group(group);
+  command
+      ->add_flag("!--no-prefix-cache", llm.prefix_caching,
+                 "Compute every prompt from its first token")
+      ->group(group);
+  command
+      ->add_option("--approximate-hit-tokens", llm.approximate_hit_tokens,
+                   "Also reuse prefixes that have lost their window keys, and compute that many "
+                   "tokens again with a cut window; outputs then depend on the cache. 0: off")
+      ->check(CLI::Range(int64_t{0}, LLMOptions::kMaxTokens))
+      ->capture_default_str()
+      ->group(group);
+  command
+      ->add_flag("!--no-async-scheduling", llm.async_scheduling,
+                 "Plan a step only when the tokens of the last one are known")
+      ->group(group);
+  command
+      ->add_option("--max-chunk-tokens", llm.max_chunk_tokens,
+                   "Tokens of one prompt in one step; 0: as many as fit")
+      ->check(CLI::Range(int64_t{0}, LLMOptions::kMaxNumBatchedTokens))
+      ->capture_default_str()
+      ->group(group);
+  command
+      ->add_option_function<std::string>(
+          "--preemption",
+          [&llm](const std::string& name) { llm.preempt_by_saving = name == "save"; },
+          "What happens when cache memory runs out: recompute, or save to host memory")
+      ->check(OneOf({"recompute", "save"}))
+      ->default_str("recompute")
+      ->group(group);
+  command
+      ->add_option_function<std::string>(
+          "--replay",
+          [&llm](const std::string& name) {
+            llm.decoder_replay = name == "mask"      ? DecoderReplay::kMask
+                                 : name == "compact" ? DecoderReplay::kCompact
+                                                     : DecoderReplay::kOff;
+          },
+          "off; compact: only the last tokens of a prompt run the decoder half; mask: the same "
+          "results without the saving")
+      ->check(OneOf({"off", "mask", "compact"}))
+      ->default_str("off")
+      ->envname("DEEPINFER_YOCO_PREFILL_TRUNCATION_MODE")
+      ->group(group);
+  command
+      ->add_option("--replay-keep-tokens", llm.replay_keep_tokens,
+                   "Tokens that run the decoder half with --replay; 0: window + 12")
+      ->check(CLI::Range(int64_t{0}, LLMOptions::kMaxTokens))
+      ->capture_default_str()
+      ->envname("DEEPINFER_YOCO_PREFILL_KEEP_TOKENS")
+      ->group(group);
+}
+
 // The command line that continues the job of this one.
 std::string ResumeCommand(std::span<char* const> words) {
   std::string command;
@@ -215,20 +291,13 @@ void AddGenerateCommand(CLI::App& app, const std::string& resume_command, int& s
                    "Prompt + output of a request; 0: as the model and memory allow")
       ->check(CLI::Range(int64_t{0}, LLMOptions::kMaxTokens))
       ->capture_default_str();
-  command->add_option("--max-num-seqs", llm.max_num_seqs, "Sequences that run at once")
-      ->check(CLI::Range(int64_t{1}, LLMOptions::kMaxNumSeqs))
-      ->capture_default_str();
-  command
-      ->add_option("--max-num-batched-tokens", llm.max_num_batched_tokens,
-                   "Rows of one step; at least --max-num-seqs")
-      ->check(CLI::Range(int64_t{1}, LLMOptions::kMaxNumBatchedTokens))
-      ->capture_default_str();
-  command
-      ->add_option("--cache-tokens", llm.cache_tokens,
-                   "Cache capacity in tokens, rounded up to blocks of 128; 0: chosen from the "
-                   "machine's memory")
-      ->check(CLI::Range(int64_t{0}, LLMOptions::kMaxTokens))
-      ->capture_default_str();
+  AddServingOptions(command, llm);
+  command->add_option("--stats", options->reports.stats,
+                      "Write the statistics of the run to this file, as JSON");
+  command->add_option("--metrics", options->reports.metrics,
+                      "The same as Prometheus' text; docs/metrics.md describes both");
+  command->add_option("--trace", options->reports.trace,
+                      "Write what happened when to this file, for Chrome's or Perfetto's viewer");
   command->add_flag("!--no-progress", options->show_progress, "No progress line on standard error");
   CLI::Option* resume = command->add_flag(
       "--resume", options->resume,
@@ -265,6 +334,7 @@ void AddGenerateCommand(CLI::App& app, const std::string& resume_command, int& s
       throw CLI::ValidationError(
           "--sampling-params", fmt::format("n is {}; --prompt prints one completion.", params->n));
     }
+    options->llm.record_trace = !options->reports.trace.empty();
     status = RunGenerate(*options);
   });
 }
@@ -435,11 +505,7 @@ void AddSelfcheckCommand(CLI::App& app, int& status) {
       ->capture_default_str();
   command->add_option("--seed", check.seed, "Of the requests")->capture_default_str();
   command->add_flag("--thorough", check.thorough, "Every combination (95 instead of 12)");
-  command
-      ->add_option("--replay-keep-tokens", options->llm.replay_keep_tokens,
-                   "Check with decoder bounded replay; 0: off")
-      ->check(CLI::Range(int64_t{0}, LLMOptions::kMaxTokens))
-      ->capture_default_str();
+  AddServingOptions(command, options->llm);
   command->add_option("--json", options->json, "Write the report to this file");
   command->callback([options, &status] { status = RunSelfcheckCommand(*options); });
 }

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "apps/output.h"
+#include "deepinfer/llm.h"
 
 namespace deepinfer {
 
@@ -58,6 +59,10 @@ Status ReportFiles::Write(const StatisticsSnapshot& statistics,
     write_trace([&](std::string_view piece) { return write(*trace_, piece); });
   }
   return status;
+}
+
+Status ReportFiles::Write(const LLM& llm) {
+  return Write(llm.Statistics(), [&llm](const WritePiece& piece) { llm.WriteTrace(piece); });
 }
 
 }  // namespace deepinfer

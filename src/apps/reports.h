@@ -12,6 +12,7 @@
 
 namespace deepinfer {
 
+class LLM;
 class OutputFile;
 
 // Paths; empty: not wanted.
@@ -41,6 +42,8 @@ class ReportFiles {
   using WritePiece = std::function<bool(std::string_view)>;
   Status Write(const StatisticsSnapshot& statistics,
                const std::function<void(const WritePiece&)>& write_trace);
+  // What `llm` has done.
+  Status Write(const LLM& llm);
 
  private:
   ReportFiles();

@@ -16,6 +16,23 @@ namespace {
 // Output that is made room for at once; longer ones grow as they come.
 constexpr int64_t kReservedOutputTokens = 4096;
 
+EndReason EndReasonOf(FinishReason reason) {
+  switch (reason) {
+    case FinishReason::kStop:
+      return EndReason::kStop;
+    case FinishReason::kLength:
+      return EndReason::kLength;
+    case FinishReason::kAbort:
+      return EndReason::kAbort;
+    case FinishReason::kDeadline:
+      return EndReason::kDeadline;
+    case FinishReason::kError:
+    case FinishReason::kNone:
+      break;
+  }
+  return EndReason::kError;
+}
+
 }  // namespace
 
 // Shared by the sequences of a request.
@@ -27,6 +44,7 @@ struct Engine::Request {
   double submitted = 0;    // clock values
   std::optional<double> first_row;
   std::optional<double> first_token;
+  std::optional<EndReason> end_reason;  // of the completions that have ended
 };
 
 struct Engine::Sequence {
@@ -38,6 +56,7 @@ struct Engine::Sequence {
   SequenceSampler sampler;
   CompletionText text;
 
+  SequenceTotals totals = {};
   std::string delta_text = {};  // not yet emitted
   std::vector<int32_t> delta_ids = {};
   bool scheduled = true;  // false: asks for nothing, unknown to the scheduler
@@ -77,7 +96,7 @@ Engine::Engine(ModelBackend& backend, const Tokenizer& tokenizer, EngineOptions 
              backend.capacity().rollback_tokens),
       prefix_cache_(pools_),
       scheduler_(options_.scheduler, pools_, &prefix_cache_),
-      runner_(backend, options_.async_scheduling) {
+      runner_(backend, options_.async_scheduling, options_.trace) {
   DI_CHECK_GE(options_.scheduler.max_num_seqs, 1);
   DI_CHECK_GE(options_.scheduler.max_num_batched_tokens, options_.scheduler.max_num_seqs);
   DI_CHECK_GE(options_.scheduler.max_prompt_logit_rows, 1);
@@ -154,7 +173,12 @@ Status Engine::CheckRequest(const EngineRequest& request) const {
 }
 
 Result<int64_t> Engine::Submit(EngineRequest input) {
-  DI_RETURN_IF_ERROR(CheckRequest(input));
+  EngineStatistics* const statistics = options_.statistics;
+  if (statistics != nullptr) statistics->RecordSubmitted();
+  if (Status accepted = CheckRequest(input); !accepted.has_value()) {
+    if (statistics != nullptr) statistics->RecordRefused();
+    return tl::unexpected<Error>(std::move(accepted.error()));
+  }
   auto request = std::make_shared<Request>();
   request->number = next_request_++;
   request->input = std::move(input);
@@ -200,9 +224,13 @@ Result<int64_t> Engine::Submit(EngineRequest input) {
       if (sequence->wants_prompt_logprobs()) spec.first_prompt_logit_row = 0;
       // The others find the prompt of the first in the cache.
       if (options_.scheduler.prefix_caching) spec.leader = leader;
-      DI_RETURN_IF_ERROR(scheduler_.Add(std::move(spec), request->submitted));
+      // The checks above leave it no reason to refuse.
+      const Status added = scheduler_.Add(std::move(spec), request->submitted);
+      DI_CHECK(added.has_value());
       if (leader < 0) leader = id;
     }
+    sequence->totals.prompt_tokens = prompt_tokens;
+    if (statistics != nullptr) statistics->RecordCreated(prompt_tokens);
     sequences_.emplace(id, std::move(sequence));
   }
   return request->number;
@@ -221,6 +249,7 @@ bool Engine::Step() {
 }
 
 bool Engine::PlanAndLaunch() {
+  TraceSpan span(options_.trace, "plan");
   const auto start = std::chrono::steady_clock::now();
   const double now = Now();
   scheduler_.Schedule(now, &step_);
@@ -231,10 +260,65 @@ bool Engine::PlanAndLaunch() {
   next_job_ = (next_job_ + 1) % jobs_.size();
   job.launched = now;
   Fill(job);
+  span.Arg("rows", step_.num_rows);
   last_plan_seconds_ =
       std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  RecordPlan(last_plan_seconds_);
   runner_.Launch(&job);
   return true;
+}
+
+void Engine::RecordPlan(double seconds) {
+  const SchedulerCounters& now = scheduler_.counters();
+  if (options_.statistics != nullptr) {
+    options_.statistics->RecordPlanned(
+        {.rows = planned_rows_,
+         .prompt_tokens_cached = now.cached_tokens - recorded_.cached_tokens,
+         .preemptions = now.preemptions - recorded_.preemptions,
+         .plan_seconds = seconds});
+  }
+  recorded_ = now;
+  if (options_.trace != nullptr) {
+    options_.trace->Counter("running", scheduler_.num_running());
+    options_.trace->Counter("waiting", num_waiting());
+  }
+}
+
+void Engine::RecordCommit(const StepJob& job, double seconds) {
+  const int64_t tokens = completion_tokens_ - std::exchange(recorded_tokens_, completion_tokens_);
+  if (options_.statistics == nullptr) return;
+  const auto use = [](const BlockPool& pool, int64_t unit_bytes) {
+    return PoolUse{.total = pool.size(),
+                   .used = pool.size() - pool.num_free() - pool.num_reclaimable(),
+                   .reclaimable = pool.num_reclaimable(),
+                   .unit_bytes = unit_bytes};
+  };
+  const StateCapacity capacity = backend_.capacity();
+  options_.statistics->RecordCommitted(
+      {.completion_tokens = tokens,
+       .step_seconds = std::max(0.0, Now() - job.launched),
+       .commit_seconds = seconds,
+       .sequences_held = scheduler_.num_held(),
+       .sequences_waiting = scheduler_.num_waiting() + static_cast<int64_t>(scored_at_once_.size()),
+       .sequences_running = scheduler_.num_running(),
+       .blocks = use(pools_.blocks, capacity.block_bytes),
+       .window_pages = use(pools_.window_pages, capacity.window_page_bytes),
+       .slots = use(pools_.slots, capacity.slot_bytes)});
+}
+
+std::string Engine::FindViolation() const {
+  if (std::string violation = scheduler_.FindViolation(); !violation.empty()) return violation;
+  if (options_.statistics == nullptr) return {};
+  LivingTotals living;
+  std::vector<int64_t> requests;
+  for (const auto& [id, sequence] : sequences_) {
+    if (sequence->finished) continue;
+    living.Add(sequence->totals);
+    requests.push_back(sequence->request->number);
+  }
+  std::sort(requests.begin(), requests.end());
+  living.requests = std::unique(requests.begin(), requests.end()) - requests.begin();
+  return options_.statistics->FindViolation(living);
 }
 
 // Turns the scheduler's decision into a plan that stays valid while the scheduler goes on.
@@ -256,9 +340,22 @@ void Engine::Fill(Job& job) {
     job.ids.insert(job.ids.end(), values.begin(), values.end());
     return std::span<const int32_t>(job.ids).subspan(begin);
   };
+  planned_rows_ = {};
   for (const PlannedChunk& planned : step_.chunks) {
     Sequence& sequence = *Find(planned.id);
     if (!sequence.request->first_row.has_value()) sequence.request->first_row = job.launched;
+    const RowCounts rows =
+        CountRows(planned.begin, planned.end, planned.num_recomputed, sequence.prompt_tokens());
+    planned_rows_.prompt += rows.prompt;
+    planned_rows_.decode += rows.decode;
+    planned_rows_.recomputed += rows.recomputed;
+    SequenceTotals& totals = sequence.totals;
+    totals.prompt_tokens_computed += rows.prompt;
+    if (!std::exchange(totals.started, true)) {
+      totals.prompt_tokens_cached = scheduler_.cached_tokens(planned.id);
+      if (options_.statistics != nullptr)
+        options_.statistics->RecordStarted(job.launched - sequence.request->submitted);
+    }
     const std::span<const int32_t> tokens = scheduler_.tokens(planned.id);
     StepChunk chunk;
     chunk.slot = planned.slot;
@@ -303,6 +400,7 @@ void Engine::Fill(Job& job) {
 
 void Engine::Collect() {
   StepJob& job = *runner_.Wait();
+  TraceSpan span(options_.trace, "collect");
   const auto start = std::chrono::steady_clock::now();
   // What failed ends before the step is committed, so that nothing of it reaches the prefix cache.
   for (size_t i = 0; i < job.draws.size(); ++i) {
@@ -327,6 +425,7 @@ void Engine::Collect() {
   for (const StepDraw& draw : job.draws) EraseIfDone(draw.sequence);
   last_collect_seconds_ =
       std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  RecordCommit(job, last_collect_seconds_);
 }
 
 void Engine::TakeIn(Sequence& sequence, const StepChunk& chunk, StepOutcome& outcome) {
@@ -347,8 +446,12 @@ void Engine::TakeIn(Sequence& sequence, const StepChunk& chunk, StepOutcome& out
 void Engine::CommitToken(Sequence& sequence, SampledToken token) {
   const int32_t id = token.token_id;
   CompletionOutput& output = sequence.output();
-  if (!sequence.request->first_token.has_value()) sequence.request->first_token = Now();
   if (output.token_ids.empty()) {
+    const double now = Now();
+    if (!sequence.request->first_token.has_value()) sequence.request->first_token = now;
+    sequence.totals.first_token_seconds = now - sequence.request->submitted;
+    if (options_.statistics != nullptr)
+      options_.statistics->RecordFirstToken(sequence.totals.first_token_seconds);
     const int64_t expected = std::min(sequence.max_new_tokens, kReservedOutputTokens);
     output.token_ids.reserve(static_cast<size_t>(expected));
     if (sequence.params().logprobs.has_value())
@@ -358,6 +461,7 @@ void Engine::CommitToken(Sequence& sequence, SampledToken token) {
     sequence.delta_text.reserve(256);
   }
   ++completion_tokens_;
+  ++sequence.totals.completion_tokens;
   output.token_ids.push_back(id);
   sequence.delta_ids.push_back(id);
   if (sequence.params().logprobs.has_value()) {
@@ -400,18 +504,27 @@ void Engine::EndWithError(Sequence& sequence, Error error) {
 void Engine::Finish(Sequence& sequence, FinishReason reason) {
   const std::shared_ptr<Request> request = sequence.request;
   if (sequence.scheduled) {
-    request->output.usage.preemptions += scheduler_.preemptions(sequence.id);
+    sequence.totals.preemptions = scheduler_.preemptions(sequence.id);
+    request->output.usage.preemptions += sequence.totals.preemptions;
     if (sequence.index == 0)
       request->output.usage.cached_tokens = scheduler_.cached_tokens(sequence.id);
     if (reason != FinishReason::kDeadline) scheduler_.End(sequence.id);
   }
   sequence.finished = true;
   sequence.output().finish_reason = reason;
+  sequence.totals.total_seconds = Now() - request->submitted;
+  const EndReason end_reason = EndReasonOf(reason);
+  if (options_.statistics != nullptr)
+    options_.statistics->RecordSequenceEnded(end_reason, sequence.totals);
+  request->end_reason = request->end_reason.has_value()
+                            ? StrongerReason(*request->end_reason, end_reason)
+                            : end_reason;
   sequence.delta_text += sequence.text.Finish();
   Emit(sequence, reason);
   EraseIfDone(sequence.id);
 
   if (--request->unfinished > 0) return;
+  if (options_.statistics != nullptr) options_.statistics->RecordRequestEnded(*request->end_reason);
   const double now = Now();
   for (const CompletionOutput& output : request->output.outputs) {
     request->output.usage.completion_tokens += static_cast<int64_t>(output.token_ids.size());

@@ -20,9 +20,11 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/trace.h"
 #include "deepinfer/request_output.h"
 #include "deepinfer/sampling_params.h"
 #include "engine/model_backend.h"
+#include "engine/statistics.h"
 #include "engine/step_runner.h"
 #include "sched/scheduler.h"
 #include "state/prefix_cache.h"
@@ -36,6 +38,9 @@ struct EngineOptions {
   bool async_scheduling = true;   // one step ahead
   std::vector<int32_t> end_ids;   // tokens that end a completion unless ignore_eos
   std::function<double()> clock;  // seconds, never decreasing; empty: the system's steady clock
+  // Both may be null, and outlive the engine.
+  EngineStatistics* statistics = nullptr;
+  TraceRecorder* trace = nullptr;
 };
 
 struct EngineRequest {
@@ -122,10 +127,9 @@ class Engine {
   double last_collect_seconds() const {
     return last_collect_seconds_;
   }
-  // Empty, or what is wrong with the invariants of scheduler, pools and prefix cache.
-  std::string FindViolation() const {
-    return scheduler_.FindViolation();
-  }
+  // Empty, or what is wrong with the invariants of scheduler, pools, prefix cache and statistics.
+  // Statistics can be judged only if no other engine has fed them.
+  std::string FindViolation() const;
 
  private:
   struct Request;
@@ -136,6 +140,8 @@ class Engine {
   // True if rows were launched.
   bool PlanAndLaunch();
   void Fill(Job& job);
+  void RecordPlan(double seconds);
+  void RecordCommit(const StepJob& job, double seconds);
   void Collect();
   void TakeIn(Sequence& sequence, const StepChunk& chunk, StepOutcome& outcome);
   void CommitToken(Sequence& sequence, SampledToken token);
@@ -167,6 +173,10 @@ class Engine {
   std::array<std::unique_ptr<Job>, 3> jobs_;
   size_t next_job_ = 0;
   int64_t completion_tokens_ = 0;
+  // What the statistics have been told.
+  RowCounts planned_rows_;
+  int64_t recorded_tokens_ = 0;
+  SchedulerCounters recorded_;
   double last_plan_seconds_ = 0;
   double last_collect_seconds_ = 0;
   StepRunner runner_;  // last: its thread must end before the rest

@@ -10,7 +10,10 @@ StateCapacity ExecutorBackend::capacity() const {
           .num_window_pages = memory.num_window_pages(),
           .num_slots = memory.num_slots(),
           .window_tokens = executor_.config().sliding_window,
-          .rollback_tokens = executor_.options().rollback_tokens};
+          .rollback_tokens = executor_.options().rollback_tokens,
+          .block_bytes = memory.geometry().BytesPerBlock(),
+          .window_page_bytes = memory.geometry().BytesPerWindowPage(),
+          .slot_bytes = memory.geometry().BytesPerSlot()};
 }
 
 Result<std::span<const float>> ExecutorBackend::Step(const StepPlan& plan) {

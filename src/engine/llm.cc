@@ -3,6 +3,7 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <filesystem>
 #include <random>
 #include <utility>
 
@@ -19,6 +20,13 @@ namespace {
 // The five drafted tokens of a step, and the one that a step launched ahead may have to take back.
 constexpr int64_t kRollbackTokens = 6;
 
+// The last part of the path that is a name.
+std::string ModelName(const std::string& dir) {
+  std::filesystem::path path = std::filesystem::path(dir).lexically_normal();
+  if (path.filename().empty()) path = path.parent_path();
+  return path.filename().string();
+}
+
 }  // namespace
 
 struct LLM::Impl {
@@ -26,6 +34,8 @@ struct LLM::Impl {
   std::unique_ptr<Executor> executor;
   ExecutorBackend backend;
   EngineOptions engine_options;
+  std::unique_ptr<EngineStatistics> statistics;
+  std::unique_ptr<TraceRecorder> trace;  // null: not asked for
   // Lives as long as the model, and with it the prefix cache.
   std::unique_ptr<Engine> engine;
 
@@ -67,19 +77,31 @@ Result<std::unique_ptr<LLM>> LLM::Load(const LLMOptions& options) {
         "max_model_len");
   }
   const int64_t shortest_tail = config.sliding_window + kRollbackTokens;
+  const bool replays = options.decoder_replay != DecoderReplay::kOff;
+  if (!replays && options.replay_keep_tokens != 0) {
+    return Fail(Code::kInvalidArgument,
+                fmt::format("replay_keep_tokens is {}, but decoder_replay is off; it has a meaning "
+                            "with mask and compact only.",
+                            options.replay_keep_tokens),
+                "replay_keep_tokens");
+  }
   for (const auto& [field, tokens] :
        {std::pair{"replay_keep_tokens", options.replay_keep_tokens},
         std::pair{"approximate_hit_tokens", options.approximate_hit_tokens}}) {
     if (tokens == 0 || tokens >= shortest_tail) continue;
     return Fail(Code::kInvalidArgument,
-                fmt::format("{} is {}; allowed are 0 (off) or at least {} (the window of {} tokens "
-                            "and {} that a sequence may be set back by).",
+                fmt::format("{} is {}; allowed are 0 or at least {} (the window of {} tokens and "
+                            "{} that a sequence may be set back by).",
                             field, tokens, shortest_tail, config.sliding_window, kRollbackTokens),
                 field);
   }
   ExecutorOptions executor_options;
   executor_options.rollback_tokens = kRollbackTokens;
-  if (options.replay_keep_tokens > 0) executor_options.replay = ReplayMode::kCompact;
+  if (replays) {
+    executor_options.replay =
+        options.decoder_replay == DecoderReplay::kMask ? ReplayMode::kMask : ReplayMode::kCompact;
+  }
+  executor_options.cache_format = options.bf16_cache ? CacheFormat::kBf16 : CacheFormat::kPacked;
   executor_options.model_dir = options.model_dir;
   executor_options.numerics = options.numerics == NumericsProfile::kReference
                                   ? Numerics::kReference
@@ -104,11 +126,22 @@ Result<std::unique_ptr<LLM>> LLM::Load(const LLMOptions& options) {
   scheduler.max_chunk_tokens = options.max_chunk_tokens;
   scheduler.prefix_caching = options.prefix_caching;
   scheduler.approximate_hit_tokens = options.approximate_hit_tokens;
-  scheduler.replay_keep_tokens = options.replay_keep_tokens;
+  if (replays) {
+    scheduler.replay_keep_tokens = options.replay_keep_tokens > 0
+                                       ? options.replay_keep_tokens
+                                       : config.sliding_window + 2 * kRollbackTokens;
+  }
   scheduler.preemption =
       options.preempt_by_saving ? PreemptionMode::kSave : PreemptionMode::kRecompute;
   engine.async_scheduling = options.async_scheduling;
   engine.end_ids = EndOfTurnIds(impl.tokenizer, config.eos_token_id, config.vocab_size);
+  impl.statistics = std::make_unique<EngineStatistics>(ModelName(options.model_dir));
+  engine.statistics = impl.statistics.get();
+  if (options.record_trace) {
+    impl.trace = std::make_unique<TraceRecorder>();
+    impl.trace->NameThread("engine");
+    engine.trace = impl.trace.get();
+  }
   impl.StartEngine();
   return llm;
 }
@@ -140,10 +173,19 @@ Result<SelfcheckReport> LLM::Selfcheck(const SelfcheckOptions& options,
     return tl::unexpected<Error>(problems.front());
   // Other engines are going to use the cache's memory: what ours holds there is void.
   impl_->engine.reset();
-  SelfcheckReport report =
-      RunSelfcheck(impl_->backend, impl_->tokenizer, impl_->engine_options, options, progress);
+  EngineOptions base = impl_->engine_options;
+  base.statistics = nullptr;
+  SelfcheckReport report = RunSelfcheck(impl_->backend, impl_->tokenizer, base, options, progress);
   impl_->StartEngine();
   return report;
+}
+
+StatisticsSnapshot LLM::Statistics() const {
+  return impl_->statistics->Snapshot();
+}
+
+void LLM::WriteTrace(const std::function<bool(std::string_view piece)>& write) const {
+  if (impl_->trace != nullptr) impl_->trace->WriteJson(write);
 }
 
 std::string LLM::Decode(std::span<const int32_t> ids, bool skip_special_tokens) const {

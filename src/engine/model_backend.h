@@ -19,6 +19,9 @@ struct StateCapacity {
   int64_t num_slots = 0;
   int64_t window_tokens = 1;    // that a row sees of its neighbourhood, itself included
   int64_t rollback_tokens = 0;  // by which a sequence can be truncated in place
+  int64_t block_bytes = 0;
+  int64_t window_page_bytes = 0;
+  int64_t slot_bytes = 0;
 };
 
 class ModelBackend {

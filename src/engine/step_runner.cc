@@ -20,8 +20,8 @@ StepJob* StepRunner::Fifo::Pop() {
   return job;
 }
 
-StepRunner::StepRunner(ModelBackend& backend, bool own_thread)
-    : backend_(backend), scratch_(static_cast<size_t>(backend.num_workers())) {
+StepRunner::StepRunner(ModelBackend& backend, bool own_thread, TraceRecorder* trace)
+    : backend_(backend), trace_(trace), scratch_(static_cast<size_t>(backend.num_workers())) {
   if (own_thread) thread_ = std::thread([this] { Loop(); });
 }
 
@@ -59,6 +59,7 @@ StepJob* StepRunner::Wait() {
 }
 
 void StepRunner::Loop() {
+  if (trace_ != nullptr) trace_->NameThread("steps");
   std::unique_lock lock(mutex_);
   for (;;) {
     changed_.wait(lock, [this] { return stop_ || !launched_.empty(); });
@@ -74,6 +75,8 @@ void StepRunner::Loop() {
 
 void StepRunner::Run(StepJob& job) {
   const auto start = std::chrono::steady_clock::now();
+  TraceSpan span(trace_, "step");
+  span.Arg("sequences", static_cast<int64_t>(job.draws.size()));
   job.outcomes.resize(job.draws.size());
   for (StepOutcome& outcome : job.outcomes) {
     outcome.token.reset();
@@ -94,6 +97,7 @@ void StepRunner::Run(StepJob& job) {
       first_row_.push_back(row);
       row += chunk.num_logit_rows;
     }
+    TraceSpan draw_span(trace_, "draw");
     logits_ = *logits;
     // Two pointers: what a std::function holds without allocating.
     backend_.ForEach(static_cast<int64_t>(job.draws.size()),

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/trace.h"
 #include "engine/model_backend.h"
 #include "sample/sampler.h"
 #include "sched/scheduler.h"
@@ -51,8 +52,8 @@ struct StepJob {
 
 class StepRunner {
  public:
-  // `backend` must outlive the runner.
-  StepRunner(ModelBackend& backend, bool own_thread);
+  // `backend`, and `trace` unless it is null, must outlive the runner.
+  StepRunner(ModelBackend& backend, bool own_thread, TraceRecorder* trace = nullptr);
   // Waits for what has been launched.
   ~StepRunner();
   StepRunner(const StepRunner&) = delete;
@@ -89,6 +90,7 @@ class StepRunner {
   void Loop();
 
   ModelBackend& backend_;
+  TraceRecorder* const trace_;
   std::vector<SamplerScratch> scratch_;  // by worker
   std::vector<int64_t> first_row_;       // of each chunk's logits
   std::span<const float> logits_;        // of the step that is running
