@@ -30,7 +30,7 @@ TEST(MemoryPlan, ReleasedModelTakes890BytesPerToken) {
 }
 
 TEST(MemoryPlan, Bf16RecordsTakeTwoBytesPerChannel) {
-  const CacheGeometry geometry = MakeCacheGeometry(ReleasedCacheConfig(), 6, CacheFormat::kBf16);
+  const CacheGeometry geometry = MakeCacheGeometry(Released(), 6, CacheFormat::kBf16);
   EXPECT_EQ(geometry.BytesPerBlock(), 3200 * kBlockTokens);
   EXPECT_EQ(geometry.BytesPerWindowPage(), 40 * 1024 * kBlockTokens);
   EXPECT_EQ(geometry.BytesPerSlot(), 7 * 3 * 4096);
