@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 namespace deepinfer {
 
@@ -29,6 +30,18 @@ struct BenchDecodeOptions {
 // Whole-model decode: tokens per second, and the share of the bandwidth bound (weights read per
 // step over measured read bandwidth). Also the prefill rate of the prompts.
 int RunBenchDecode(const BenchDecodeOptions& options);
+
+struct BenchServeOptions {
+  std::string model_dir;
+  int threads = 0;  // 0: one per usable core
+  // Requests that run at once, one measurement each.
+  std::vector<int64_t> concurrency = {1, 32};
+  int64_t prompt = 32;  // tokens of each prompt (random ids)
+  int64_t tokens = 32;  // of each output
+  std::string json;     // file for the results; empty: none
+};
+// Output tokens per second of the whole engine.
+int RunBenchServe(const BenchServeOptions& options);
 
 struct BenchHostOptions {
   std::string model_dir;   // for its tokenizer

@@ -39,14 +39,15 @@ Result<HostResult> Measure(const Tokenizer& tokenizer, const BenchHostOptions& o
   const int64_t blocks = (options.context + options.steps + 256) / kBlockTokens + 1;
   NullBackend backend(tokenizer.vocab_size(), sequences,
                       {.num_blocks = sequences * blocks,
-                       .num_window_pages = sequences * 4 + options.context / kBlockTokens + 16,
+                       .num_window_pages = sequences * (blocks + 2),
                        .num_slots = sequences,
                        .window_tokens = 128,
                        .rollback_tokens = 6});
   EngineOptions engine_options;
   engine_options.max_model_len = blocks * kBlockTokens;
   engine_options.scheduler.max_num_seqs = sequences;
-  engine_options.scheduler.max_num_batched_tokens = std::max(sequences, options.context);
+  // All prompts in one step, so that no output ends before the last one has begun.
+  engine_options.scheduler.max_num_batched_tokens = sequences * options.context;
   // The model's time is nothing: only what the engine's own thread does is measured.
   engine_options.async_scheduling = false;
   EngineEvents events;
@@ -70,6 +71,10 @@ Result<HostResult> Measure(const Tokenizer& tokenizer, const BenchHostOptions& o
   }
   while (tokens == 0 || engine.num_waiting() > 0) engine.Step();
   for (int i = 0; i < 16; ++i) engine.Step();
+  if (engine.num_running() != sequences) {
+    return Fail(Code::kInternal,
+                fmt::format("{} of {} sequences are running.", engine.num_running(), sequences));
+  }
   std::vector<double> plan, collect, total;
   for (int64_t i = 0; i < options.steps; ++i) {
     engine.Step();

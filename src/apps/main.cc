@@ -463,6 +463,27 @@ void AddBenchCommand(CLI::App& app, int& status) {
   AddCacheFormat(prefill_command, prefill->cache_format);
   prefill_command->add_option("--json", prefill->json, "Write the results to this file");
   prefill_command->callback([prefill, &status] { status = RunBenchPrefill(*prefill); });
+  auto serve = std::make_shared<BenchServeOptions>();
+  CLI::App* serve_command = command->add_subcommand(
+      "serve", "Time the whole engine by the number of requests that run at once");
+  serve_command->add_option("--model", serve->model_dir, "Checkpoint directory")->required();
+  serve_command->add_option("--threads", serve->threads, "0: one per processor")
+      ->check(CLI::Range(0, 1024))
+      ->capture_default_str();
+  serve_command
+      ->add_option("--concurrency", serve->concurrency,
+                   "Requests at once, one measurement each, as in 1,8,32")
+      ->delimiter(',')
+      ->check(CLI::Range(int64_t{1}, LLMOptions::kMaxNumSeqs))
+      ->capture_default_str();
+  serve_command->add_option("--prompt", serve->prompt, "Tokens of each prompt")
+      ->check(CLI::Range(1, 1 << 20))
+      ->capture_default_str();
+  serve_command->add_option("--tokens", serve->tokens, "Tokens of each output")
+      ->check(CLI::Range(1, 1 << 20))
+      ->capture_default_str();
+  serve_command->add_option("--json", serve->json, "Write the results to this file");
+  serve_command->callback([serve, &status] { status = RunBenchServe(*serve); });
   auto host = std::make_shared<BenchHostOptions>();
   CLI::App* host_command =
       command->add_subcommand("host", "Time what a decode step costs on the host beside the model");

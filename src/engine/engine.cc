@@ -81,6 +81,7 @@ struct Engine::Sequence {
 };
 
 struct Engine::Job : StepJob {
+  std::vector<Sequence*> sequences;  // one per chunk; they live as long as the job is in flight
   // What the plan's spans point to: the scheduler's own vectors may move while the step runs.
   std::vector<int32_t> ids;
 };
@@ -222,6 +223,7 @@ Result<int64_t> Engine::Submit(EngineRequest input) {
       spec.max_new_tokens = sequence->max_new_tokens;
       spec.cache_salt = in.cache_salt;
       if (sequence->wants_prompt_logprobs()) spec.first_prompt_logit_row = 0;
+      spec.context = sequence.get();
       // The others find the prompt of the first in the cache.
       if (options_.scheduler.prefix_caching) spec.leader = leader;
       // The checks above leave it no reason to refuse.
@@ -328,6 +330,7 @@ void Engine::Fill(Job& job) {
   job.plan.chunks.clear();
   job.draws.clear();
   job.results.clear();
+  job.sequences.clear();
   size_t ids = 0;
   for (const PlannedChunk& chunk : step_.chunks) {
     ids += static_cast<size_t>(2 * (chunk.end - chunk.begin)) + chunk.blocks.size() +
@@ -342,7 +345,8 @@ void Engine::Fill(Job& job) {
   };
   planned_rows_ = {};
   for (const PlannedChunk& planned : step_.chunks) {
-    Sequence& sequence = *Find(planned.id);
+    Sequence& sequence = *static_cast<Sequence*>(planned.context);
+    job.sequences.push_back(&sequence);
     if (!sequence.request->first_row.has_value()) sequence.request->first_row = job.launched;
     const RowCounts rows =
         CountRows(planned.begin, planned.end, planned.num_recomputed, sequence.prompt_tokens());
@@ -356,7 +360,7 @@ void Engine::Fill(Job& job) {
       if (options_.statistics != nullptr)
         options_.statistics->RecordStarted(job.launched - sequence.request->submitted);
     }
-    const std::span<const int32_t> tokens = scheduler_.tokens(planned.id);
+    const std::span<const int32_t> tokens = planned.tokens;
     StepChunk chunk;
     chunk.slot = planned.slot;
     chunk.begin = planned.begin;
@@ -378,7 +382,6 @@ void Engine::Fill(Job& job) {
     chunk.num_logit_rows = planned.num_logit_rows;
 
     StepDraw draw;
-    draw.sequence = planned.id;
     if (planned.samples) {
       draw.sampler = &sequence.sampler;
       // Before its first draw it is in nobody else's hands.
@@ -399,12 +402,13 @@ void Engine::Fill(Job& job) {
 }
 
 void Engine::Collect() {
-  StepJob& job = *runner_.Wait();
+  Job& job = *static_cast<Job*>(runner_.Wait());
   TraceSpan span(options_.trace, "collect");
+  collecting_ = true;
   const auto start = std::chrono::steady_clock::now();
   // What failed ends before the step is committed, so that nothing of it reaches the prefix cache.
   for (size_t i = 0; i < job.draws.size(); ++i) {
-    Sequence& sequence = *Find(job.draws[i].sequence);
+    Sequence& sequence = *job.sequences[i];
     StepOutcome& outcome = job.outcomes[i];
     if (job.error.has_value()) outcome.error = job.error;
     int32_t token = -1;
@@ -417,12 +421,18 @@ void Engine::Collect() {
   }
   scheduler_.Commit(job.results, !job.error.has_value());
   for (size_t i = 0; i < job.draws.size(); ++i) {
-    // A callback may have aborted it.
-    Sequence* sequence = Find(job.draws[i].sequence);
-    if (sequence != nullptr && !sequence->finished)
-      TakeIn(*sequence, job.plan.chunks[i], job.outcomes[i]);
+    Sequence& sequence = *job.sequences[i];
+    // It may have ended while the step ran, or a callback may have aborted it.
+    if (!sequence.finished) TakeIn(sequence, job.plan.chunks[i], job.outcomes[i]);
   }
-  for (const StepDraw& draw : job.draws) EraseIfDone(draw.sequence);
+  collecting_ = false;
+  for (const Sequence* sequence : job.sequences) {
+    if (sequence->finished) ended_while_collecting_.push_back(sequence->id);
+  }
+  for (const SeqId id : ended_while_collecting_) {
+    if (const Sequence* sequence = Find(id); sequence != nullptr) EraseIfDone(*sequence);
+  }
+  ended_while_collecting_.clear();
   last_collect_seconds_ =
       std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   RecordCommit(job, last_collect_seconds_);
@@ -521,7 +531,7 @@ void Engine::Finish(Sequence& sequence, FinishReason reason) {
                             : end_reason;
   sequence.delta_text += sequence.text.Finish();
   Emit(sequence, reason);
-  EraseIfDone(sequence.id);
+  EraseIfDone(sequence);
 
   if (--request->unfinished > 0) return;
   if (options_.statistics != nullptr) options_.statistics->RecordRequestEnded(*request->end_reason);
@@ -537,10 +547,13 @@ void Engine::Finish(Sequence& sequence, FinishReason reason) {
 }
 
 // A finished sequence is needed as long as a step with its rows, its sampler and its prompt runs.
-void Engine::EraseIfDone(SeqId id) {
-  const Sequence* sequence = Find(id);
-  if (sequence == nullptr || !sequence->finished) return;
-  if (!sequence->scheduled || !scheduler_.InFlight(id)) sequences_.erase(id);
+void Engine::EraseIfDone(const Sequence& sequence) {
+  const SeqId id = sequence.id;
+  if (collecting_) {
+    ended_while_collecting_.push_back(id);
+  } else if (!sequence.scheduled || !scheduler_.InFlight(id)) {
+    sequences_.erase(id);
+  }
 }
 
 bool Engine::Abort(int64_t request) {

@@ -149,7 +149,7 @@ class Engine {
   void EndWithError(Sequence& sequence, Error error);
   void Emit(Sequence& sequence, FinishReason reason);
   Sequence* Find(SeqId id);
-  void EraseIfDone(SeqId id);
+  void EraseIfDone(const Sequence& sequence);
   // In order of arrival.
   void AbortAll(std::vector<SeqId>& ids);
   double Now() const;
@@ -165,6 +165,10 @@ class Engine {
   int64_t next_request_ = 0;
   SeqId next_sequence_ = 0;
   std::unordered_map<SeqId, std::unique_ptr<Sequence>> sequences_;  // living, or in flight
+  // Between Wait and the end of Collect, sequences that a callback ends are kept: they may be in
+  // the job that is being taken in.
+  bool collecting_ = false;
+  std::vector<SeqId> ended_while_collecting_;
   std::vector<SeqId> scored_at_once_;  // ask for nothing: they end with the next step
   SchedulerStep step_;
   // Byte moves that were decided in a step without rows; the next step carries them out.

@@ -26,7 +26,6 @@ namespace deepinfer {
 
 // One chunk's part of a job, beside its chunk of the plan.
 struct StepDraw {
-  int64_t sequence = 0;
   SequenceSampler* sampler = nullptr;  // draws from the last row, and accepts the token
   // Prompt log-probabilities: the first of the chunk's logit rows belong to these following tokens.
   std::span<const int32_t> next_tokens;

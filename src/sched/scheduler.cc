@@ -634,12 +634,14 @@ struct Scheduler::Impl {
       const int64_t repeated = std::clamp<int64_t>(s->most_computed - begin, 0, rows);
       const bool samples = Samples(*s, end);
       step->chunks.push_back({.id = s->spec.id,
+                              .context = s->spec.context,
                               .begin = begin,
                               .end = end,
                               .token_in_flight = begin >= std::ssize(s->tokens),
                               .samples = samples,
                               .num_logit_rows = LogitRows(*s, rows),
                               .num_recomputed = repeated,
+                              .tokens = s->tokens,
                               .slot = s->state->slot(),
                               .blocks = s->state->blocks(),
                               .window_pages = s->state->window_pages(),

@@ -77,11 +77,14 @@ struct SequenceSpec {
   // starting (n > 1); -1: none. Ignored once that sequence is gone.
   SeqId leader = -1;
   bool held = false;  // not ready (image, grammar) until Release
+  // The caller's own, handed back with every chunk; not looked at.
+  void* context = nullptr;
 };
 
 // One sequence's rows in a step.
 struct PlannedChunk {
   SeqId id = 0;
+  void* context = nullptr;
   int64_t begin = 0;  // tokens [begin, end) of prompt + output
   int64_t end = 0;
   // The one row's token is still being sampled by the step before; begin + 1 == end.
@@ -90,7 +93,9 @@ struct PlannedChunk {
   int64_t num_logit_rows =
       0;  // last rows whose logits are wanted, the one that is sampled included
   int64_t num_recomputed = 0;  // rows that have run before
-  // State: valid until the next call that changes the scheduler.
+  // Valid until the next call that changes the scheduler: what is known of prompt and output, and
+  // the state.
+  std::span<const int32_t> tokens;
   int32_t slot = -1;
   std::span<const int32_t> blocks;
   std::span<const int32_t> window_pages;

@@ -221,6 +221,64 @@ inline void MultiplyPiece(const LinearTileJob& job, int64_t first_block, int64_t
   }
 }
 
+// The same for one row of FP4 codes, where decoding is the bound. DecodeBlock loads at the byte of
+// each column's code, so that six of eight loads cross a cache line; here every line is loaded
+// once. A dword holds the codes of 8 columns; with it as the index, a permute of 16 fp32 values
+// gives the column of its low nibble, and a zero-masked permute of 16-bit words, upper words only,
+// that of the nibble 16 bits higher: bf16 values with zeros behind them, without a shift.
+//
+// Measured on two threads of a Xeon (Sapphire Rapids), 5120 x 8192, shares of the read bandwidth of
+// the same run, three runs in turns: 88, 96 and 92 %, before 75, 95 and 75 %. Tried and lost, among
+// others: prefetch into L2, non-temporal, a block at a time, other distances; the next block read
+// ahead into registers or L1; two blocks interleaved; the whole block unrolled.
+inline void MultiplyRowOfFp4(const LinearTileJob& job, int64_t first_block, int64_t blocks,
+                             const float* x) {
+  constexpr int64_t kFp4PrefetchBytes = 3072;
+  const __m512 values = _mm512_setr_ps(0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f, -0.0f, -0.5f,
+                                       -1.0f, -1.5f, -2.0f, -3.0f, -4.0f, -6.0f);
+  // bf16 of the same values, twice: the fifth bit of an index belongs to the next code.
+  const __m512i words = _mm512_set4_epi64(static_cast<int64_t>(0xc0c0c080c040c000u),
+                                          static_cast<int64_t>(0xbfc0bf80bf008000u),
+                                          0x40c0408040404000, 0x3fc03f803f000000);
+  const uint8_t* codes = job.tile + first_block * kFp4BlockBytes;
+  for (int64_t b = 0; b < blocks; ++b) {
+    __m512 even[kStrips];
+    __m512 odd[kStrips];
+#pragma GCC unroll 4
+    for (int s = 0; s < kStrips; ++s) even[s] = odd[s] = _mm512_setzero_ps();
+    codes += 64;  // the scales
+#pragma GCC unroll 1
+    for (int column = 0; column < kLinearBlock; column += 8, codes += 256, x += 8) {
+      __m512i dwords[kStrips];
+#pragma GCC unroll 4
+      for (int s = 0; s < kStrips; ++s) dwords[s] = _mm512_load_si512(codes + 64 * s);
+#pragma GCC unroll 4
+      for (int j = 0; j < 4; ++j) {
+        _mm_prefetch(reinterpret_cast<const char*>(codes + 64 * j + kFp4PrefetchBytes),
+                     _MM_HINT_T0);
+        const __m512 x0 = _mm512_set1_ps(x[2 * j]);
+        const __m512 x1 = _mm512_set1_ps(x[2 * j + 1]);
+#pragma GCC unroll 4
+        for (int s = 0; s < kStrips; ++s) {
+          const __m512i index =
+              j == 0 ? dwords[s] : _mm512_srli_epi32(dwords[s], static_cast<unsigned>(4 * j));
+          even[s] = _mm512_fmadd_ps(x0, _mm512_permutexvar_ps(index, values), even[s]);
+          odd[s] = _mm512_fmadd_ps(
+              x1, _mm512_castsi512_ps(_mm512_maskz_permutexvar_epi16(0xaaaaaaaau, index, words)),
+              odd[s]);
+        }
+      }
+    }
+#pragma GCC unroll 4
+    for (int s = 0; s < kStrips; ++s) {
+      float* total = job.totals + 16 * s;
+      _mm512_store_ps(total, _mm512_fmadd_ps(_mm512_add_ps(even[s], odd[s]),
+                                             ScaleOf<LinearCodes::kFp4>(job, first_block + b, s),
+                                             _mm512_load_ps(total)));
+    }
+  }
+}
+
 // Not inlined, so that no arithmetic moves across the changes of MXCSR.
 template <LinearCodes kCodes, int kRows>
 [[gnu::noinline]] void MultiplyRows(const LinearTileJob& job) {
@@ -238,7 +296,11 @@ template <LinearCodes kCodes, int kRows>
         _mm512_store_si512(piece + r * kPieceColumns + i, _mm512_slli_epi32(words, 16));
       }
     }
-    MultiplyPiece<kCodes, kRows>(job, first, blocks, piece);
+    if constexpr (kCodes == LinearCodes::kFp4 && kRows == 1) {
+      MultiplyRowOfFp4(job, first, blocks, piece);
+    } else {
+      MultiplyPiece<kCodes, kRows>(job, first, blocks, piece);
+    }
   }
 }
 
