@@ -639,5 +639,38 @@ TEST(Engine, CallbacksMayAbortAndSubmit) {
   EXPECT_EQ(engine->FindViolation(), "");
 }
 
+TEST(Engine, StatisticsReconcileWhateverHappens) {
+  const std::vector<EngineRequest> requests = MixedRequests(30);
+  for (uint32_t seed = 0; seed < 8; ++seed) {
+    std::mt19937 rng(seed);
+    FakeBackend backend(kVocab, 8, 12, 6);
+    if (seed % 3 == 2) backend.set_failing_step(9);
+    EngineStatistics statistics("model");
+    TraceRecorder trace;
+    EngineOptions options = SmallOptions();
+    options.async_scheduling = seed % 2 == 0;
+    options.statistics = &statistics;
+    options.trace = &trace;
+    EngineRun run(backend, options);
+    for (const EngineRequest& request : requests) {
+      ASSERT_TRUE(run.engine->Submit(request).has_value());
+      ASSERT_FALSE(run.engine->Submit(Ask({}, 1)).has_value());
+    }
+    for (int i = 0; i < 60 && run.engine->Step(); ++i) {
+      if (rng() % 8 == 0) run.engine->Abort(static_cast<int64_t>(rng() % requests.size()));
+      ASSERT_EQ(run.engine->FindViolation(), "") << "seed " << seed << ", step " << i;
+    }
+    const Outcome outcome = run.Finish();
+    EXPECT_EQ(run.engine->FindViolation(), "");
+    const StatisticsSnapshot snapshot = statistics.Snapshot();
+    EXPECT_EQ(snapshot.requests_submitted, 60);
+    EXPECT_EQ(snapshot.requests_ended[static_cast<size_t>(EndReason::kRefused)], 30);
+    int64_t tokens = 0;
+    for (const auto& [number, output] : outcome.outputs) tokens += output.usage.completion_tokens;
+    EXPECT_EQ(snapshot.completion_tokens, tokens);
+    EXPECT_GT(trace.num_events(), 0);
+  }
+}
+
 }  // namespace
 }  // namespace deepinfer

@@ -24,6 +24,7 @@ struct LoadedModel {
     ExecutorOptions options;
     options.model_dir = dir;
     options.max_sequences = 64;
+    options.num_threads = 1;  // other tests run beside it; threads are identity_test's matter
     options.cache_tokens = cache_tokens;
     options.replay = ReplayMode::kCompact;
     auto executor = Executor::Create(options);
