@@ -385,7 +385,7 @@ TEST(OutputLines, AreJsonWithTheDocumentedFields) {
   completion.cumulative_logprob = -9999.5;
   output.outputs = {completion};
   output.prompt_logprobs = {{-2.0f, 4, {}}};
-  output.usage = {2, 2, 1};
+  output.usage = {.prompt_tokens = 2, .cached_tokens = 1, .completion_tokens = 2, .preemptions = 1};
   const auto json = nlohmann::json::parse(OutputLine({"12", true}, output));
   EXPECT_EQ(json["id"], 12);
   const auto& first = json["outputs"][0];
@@ -401,6 +401,7 @@ TEST(OutputLines, AreJsonWithTheDocumentedFields) {
   EXPECT_EQ(json["prompt_logprobs"], (std::vector<double>{-2}));
   EXPECT_FALSE(json.contains("prompt_top_logprobs"));
   EXPECT_EQ(json["usage"]["total_tokens"], 4);
+  EXPECT_EQ(json["usage"]["cached_tokens"], 1);
   EXPECT_TRUE(json["timings"].contains("first_token_seconds"));
 }
 
