@@ -23,10 +23,10 @@
 //   bf16  as kPairs.
 //   FP8   dword (k / 4, output) = columns k ... k + 3.
 //   FP4   32 bytes (k / 4, output / 16); dword i of these is outputs i (low half) and 8 + i of the
-//         16. A word is four columns: exponent and mantissa in bits 6-8, 0-2, 11-13 and 3-5, sign in
-//         bits 15, 9, 14 and 10. The first column is at the place that it has in bf16, the second
-//         gets there by one shift, the others by a shift that puts the sign on top and one back that
-//         repeats it.
+//         16. A word is four columns: exponent and mantissa in bits 6-8, 0-2, 11-13 and 3-5, sign
+//         in bits 15, 9, 14 and 10. The first column is at the place that it has in bf16, the
+//         second gets there by one shift, the others by a shift that puts the sign on top and one
+//         back that repeats it.
 //
 // NaN never reaches a kernel: an output with a NaN code (FP8) or NaN scale is NaN for every x, so
 // such outputs are listed and overwritten at the end, and their codes and scales are stored as zero
