@@ -111,6 +111,8 @@ struct LLMOptions {
   bool bf16_cache = false;
   // Keep a bounded record of what happened when, for WriteTrace.
   bool record_trace = false;
+  // Keep a bounded record of what the scheduler was told and decided, for TakeSchedule.
+  bool record_schedule = false;
 
   // Every problem, each with the field's name.
   std::vector<Error> Validate() const;
@@ -190,6 +192,10 @@ class LLM {
   // Hands the recorded trace over in pieces, as JSON for a trace viewer, until `write` returns
   // false. Nothing without LLMOptions::record_trace.
   void WriteTrace(const std::function<bool(std::string_view piece)>& write) const;
+
+  // What the scheduler was told and decided since the last call: text that replays without a model
+  // (`deepinfer replay-schedule`). It holds prompts and outputs as token ids. Not during Generate.
+  std::string TakeSchedule();
 
   int64_t vocab_size() const;
   // The largest prompt + output of a request.

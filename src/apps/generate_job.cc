@@ -378,6 +378,8 @@ constexpr char kModel[] = "model";
 constexpr char kMaxModelLen[] = "max_model_len";
 constexpr char kContext[] = "context";
 constexpr char kTimings[] = "timings";
+constexpr char kReplay[] = "replay";
+constexpr char kApproximateHits[] = "approximate_hit_tokens";
 
 JobFields FieldsOf(const GenerateOptions& options, const std::optional<InputSummary>& input) {
   JobFields fields;
@@ -391,6 +393,11 @@ JobFields FieldsOf(const GenerateOptions& options, const std::optional<InputSumm
   fields[kModel] = ModelFingerprint(options.llm.model_dir);
   fields[kMaxModelLen] = fmt::format("{}", options.llm.max_model_len);
   fields[kTimings] = options.with_timings ? "yes" : "no";
+  // Mask and compact give the same results.
+  fields[kReplay] = options.llm.decoder_replay == DecoderReplay::kOff
+                        ? "off"
+                        : fmt::format("keep {}", options.llm.replay_keep_tokens);
+  fields[kApproximateHits] = fmt::format("{}", options.llm.approximate_hit_tokens);
   return fields;
 }
 
@@ -412,9 +419,12 @@ std::string Difference(const JobFields& then, const JobFields& now) {
   if (both(Get(then, kInputDigest), Get(now, kInputDigest)))
     return "the input has as many lines as before, but not the same ones";
   if (Get(then, kModel) != Get(now, kModel)) return "the files of the model are not the same";
-  const std::pair<const char*, const char*> options[] = {{kSampling, "--sampling-params"},
-                                                         {kNumerics, "--numerics"},
-                                                         {kMaxModelLen, "--max-model-len"}};
+  const std::pair<const char*, const char*> options[] = {
+      {kSampling, "--sampling-params"},
+      {kNumerics, "--numerics"},
+      {kMaxModelLen, "--max-model-len"},
+      {kReplay, "--replay"},
+      {kApproximateHits, "--approximate-hit-tokens"}};
   for (const auto& [field, option] : options) {
     if (Get(then, field) != Get(now, field))
       return fmt::format("{} is {} and was {}", option, Quoted(Get(now, field), 400),

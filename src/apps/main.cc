@@ -19,6 +19,7 @@
 #include "apps/output.h"
 #include "apps/plan.h"
 #include "apps/print.h"
+#include "apps/replay_schedule.h"
 #include "apps/selfcheck.h"
 #include "apps/tokenize.h"
 #include "base/log.h"
@@ -296,6 +297,9 @@ void AddGenerateCommand(CLI::App& app, const std::string& resume_command, int& s
                       "Write the statistics of the run to this file, as JSON");
   command->add_option("--metrics", options->reports.metrics,
                       "The same as Prometheus' text; docs/metrics.md describes both");
+  command->add_option("--record-schedule", options->reports.schedule,
+                      "Write what the scheduler was told and decided to this file; "
+                      "'replay-schedule' repeats it without a model. Holds prompts as token ids");
   command->add_option("--trace", options->reports.trace,
                       "Write what happened when to this file, for Chrome's or Perfetto's viewer");
   command->add_flag("!--no-progress", options->show_progress, "No progress line on standard error");
@@ -335,6 +339,7 @@ void AddGenerateCommand(CLI::App& app, const std::string& resume_command, int& s
           "--sampling-params", fmt::format("n is {}; --prompt prints one completion.", params->n));
     }
     options->llm.record_trace = !options->reports.trace.empty();
+    options->llm.record_schedule = !options->reports.schedule.empty();
     status = RunGenerate(*options);
   });
 }
@@ -531,6 +536,17 @@ void AddSelfcheckCommand(CLI::App& app, int& status) {
   command->callback([options, &status] { status = RunSelfcheckCommand(*options); });
 }
 
+void AddReplayScheduleCommand(CLI::App& app, int& status) {
+  auto path = std::make_shared<std::string>();
+  CLI::App* command = app.add_subcommand(
+      "replay-schedule", "Repeat a recorded run of the scheduler without a model, and compare");
+  command->footer(
+      "Reads what 'generate --record-schedule' wrote. Exit status: 0 the same decisions, 5 one "
+      "differs, 1 failure, 2 wrong usage.");
+  command->add_option("file", *path, "The recording; '-' is the standard input")->required();
+  command->callback([path, &status] { status = RunReplaySchedule(*path); });
+}
+
 void AddMetricsCommand(CLI::App& app, int& status) {
   app.add_subcommand("metrics", "Print what the statistics of a run contain, as docs/metrics.md")
       ->callback([&status] { status = ExitStatus(WriteStdout(MetricsPage())); });
@@ -599,6 +615,7 @@ int Main(int argc, char** argv) {
   AddPlanCommand(app, status);
   AddMakeCheckpointCommand(app, status);
   AddSelfcheckCommand(app, status);
+  AddReplayScheduleCommand(app, status);
   AddBenchCommand(app, status);
   AddMetricsCommand(app, status);
   static bool verbose = false;  // the sink outlives this function

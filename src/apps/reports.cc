@@ -40,6 +40,7 @@ Result<ReportFiles> ReportFiles::Create(const ReportOptions& options,
   DI_RETURN_IF_ERROR(create("stats", options.stats, &files.stats_));
   DI_RETURN_IF_ERROR(create("metrics", options.metrics, &files.metrics_));
   DI_RETURN_IF_ERROR(create("trace", options.trace, &files.trace_));
+  DI_RETURN_IF_ERROR(create("record-schedule", options.schedule, &files.schedule_));
   return files;
 }
 
@@ -61,8 +62,14 @@ Status ReportFiles::Write(const StatisticsSnapshot& statistics,
   return status;
 }
 
-Status ReportFiles::Write(const LLM& llm) {
-  return Write(llm.Statistics(), [&llm](const WritePiece& piece) { llm.WriteTrace(piece); });
+Status ReportFiles::Write(LLM& llm) {
+  Status status =
+      Write(llm.Statistics(), [&llm](const WritePiece& piece) { llm.WriteTrace(piece); });
+  if (schedule_ != nullptr) {
+    Status written = schedule_->Write(llm.TakeSchedule());
+    if (status.has_value()) status = std::move(written);
+  }
+  return status;
 }
 
 }  // namespace deepinfer

@@ -17,9 +17,10 @@ class OutputFile;
 
 // Paths; empty: not wanted.
 struct ReportOptions {
-  std::string stats;    // JSON
-  std::string metrics;  // Prometheus' text
-  std::string trace;    // for a trace viewer
+  std::string stats;     // JSON
+  std::string metrics;   // Prometheus' text
+  std::string trace;     // for a trace viewer
+  std::string schedule;  // replays without a model
 };
 
 class ReportFiles {
@@ -43,7 +44,7 @@ class ReportFiles {
   Status Write(const StatisticsSnapshot& statistics,
                const std::function<void(const WritePiece&)>& write_trace);
   // What `llm` has done.
-  Status Write(const LLM& llm);
+  Status Write(LLM& llm);
 
  private:
   ReportFiles();
@@ -51,6 +52,7 @@ class ReportFiles {
   std::unique_ptr<OutputFile> stats_;
   std::unique_ptr<OutputFile> metrics_;
   std::unique_ptr<OutputFile> trace_;
+  std::unique_ptr<OutputFile> schedule_;
 };
 
 }  // namespace deepinfer

@@ -103,6 +103,10 @@ Engine::Engine(ModelBackend& backend, const Tokenizer& tokenizer, EngineOptions 
   DI_CHECK_GE(options_.scheduler.max_prompt_logit_rows, 1);
   max_sequence_tokens_ = std::min(options_.max_model_len, scheduler_.max_sequence_tokens());
   for (std::unique_ptr<Job>& job : jobs_) job = std::make_unique<Job>();
+  if (options_.record_schedule) {
+    recorder_ = std::make_unique<ScheduleRecorder>(options_.scheduler, pools_,
+                                                   /*has_prefix_cache=*/true);
+  }
 }
 
 Engine::~Engine() {
@@ -227,6 +231,7 @@ Result<int64_t> Engine::Submit(EngineRequest input) {
       // The others find the prompt of the first in the cache.
       if (options_.scheduler.prefix_caching) spec.leader = leader;
       // The checks above leave it no reason to refuse.
+      if (recorder_ != nullptr) recorder_->Add(spec, request->submitted, /*accepted=*/true);
       const Status added = scheduler_.Add(std::move(spec), request->submitted);
       DI_CHECK(added.has_value());
       if (leader < 0) leader = id;
@@ -255,6 +260,7 @@ bool Engine::PlanAndLaunch() {
   const auto start = std::chrono::steady_clock::now();
   const double now = Now();
   scheduler_.Schedule(now, &step_);
+  if (recorder_ != nullptr) recorder_->Schedule(now, step_);
   for (StateCommand& command : step_.commands) commands_.push_back(std::move(command));
   for (const SeqId id : step_.expired) Finish(*Find(id), FinishReason::kDeadline);
   if (step_.chunks.empty()) return false;
@@ -420,6 +426,7 @@ void Engine::Collect() {
     job.results.push_back({sequence.id, token});
   }
   scheduler_.Commit(job.results, !job.error.has_value());
+  if (recorder_ != nullptr) recorder_->Commit(job.results, !job.error.has_value());
   for (size_t i = 0; i < job.draws.size(); ++i) {
     Sequence& sequence = *job.sequences[i];
     // It may have ended while the step ran, or a callback may have aborted it.
@@ -518,7 +525,7 @@ void Engine::Finish(Sequence& sequence, FinishReason reason) {
     request->output.usage.preemptions += sequence.totals.preemptions;
     if (sequence.index == 0)
       request->output.usage.cached_tokens = scheduler_.cached_tokens(sequence.id);
-    if (reason != FinishReason::kDeadline) scheduler_.End(sequence.id);
+    if (reason != FinishReason::kDeadline) EndInScheduler(sequence.id);
   }
   sequence.finished = true;
   sequence.output().finish_reason = reason;
@@ -571,6 +578,15 @@ void Engine::Abort() {
     if (!sequence->finished) ids.push_back(id);
   }
   AbortAll(ids);
+}
+
+void Engine::EndInScheduler(SeqId id) {
+  scheduler_.End(id);
+  if (recorder_ != nullptr) recorder_->End(id);
+}
+
+std::string Engine::TakeSchedule() {
+  return recorder_ != nullptr ? recorder_->TakeText() : std::string();
 }
 
 void Engine::AbortAll(std::vector<SeqId>& ids) {

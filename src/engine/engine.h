@@ -26,6 +26,7 @@
 #include "engine/model_backend.h"
 #include "engine/statistics.h"
 #include "engine/step_runner.h"
+#include "sched/recorder.h"
 #include "sched/scheduler.h"
 #include "state/prefix_cache.h"
 #include "text/tokenizer.h"
@@ -41,6 +42,8 @@ struct EngineOptions {
   // Both may be null, and outlive the engine.
   EngineStatistics* statistics = nullptr;
   TraceRecorder* trace = nullptr;
+  // Keep what the scheduler is told and decides, for TakeSchedule.
+  bool record_schedule = false;
 };
 
 struct EngineRequest {
@@ -120,6 +123,9 @@ class Engine {
   const PrefixCacheCounters& prefix_cache_counters() const {
     return prefix_cache_.counters();
   }
+  // What the scheduler was told and decided since the last call, as text that ReplaySchedule
+  // (sched/recorder.h) reads; it holds prompts as token ids. Empty without record_schedule.
+  std::string TakeSchedule();
   // Host time of the last step outside the model: planning, and taking in results. Seconds.
   double last_plan_seconds() const {
     return last_plan_seconds_;
@@ -152,6 +158,7 @@ class Engine {
   void EraseIfDone(const Sequence& sequence);
   // In order of arrival.
   void AbortAll(std::vector<SeqId>& ids);
+  void EndInScheduler(SeqId id);
   double Now() const;
 
   ModelBackend& backend_;
@@ -161,6 +168,7 @@ class Engine {
   StatePools pools_;
   PrefixCache prefix_cache_;
   Scheduler scheduler_;
+  std::unique_ptr<ScheduleRecorder> recorder_;  // may be null
   int64_t max_sequence_tokens_ = 0;
   int64_t next_request_ = 0;
   SeqId next_sequence_ = 0;

@@ -672,5 +672,24 @@ TEST(Engine, StatisticsReconcileWhateverHappens) {
   }
 }
 
+TEST(Engine, ARecordedRunReplaysWithoutAModel) {
+  FakeBackend backend(kVocab, 6, 9, 6);
+  EngineOptions options = SmallOptions();
+  options.record_schedule = true;
+  EngineRun run(backend, options);
+  for (const EngineRequest& request : MixedRequests(24))
+    ASSERT_TRUE(run.engine->Submit(request).has_value());
+  for (int i = 0; i < 12; ++i) run.engine->Step();
+  run.engine->Abort(3);
+  const Outcome outcome = run.Finish();
+  const std::string recording = run.engine->TakeSchedule();
+  const Result<ScheduleReplay> replay = ReplaySchedule(recording);
+  ASSERT_TRUE(replay.has_value()) << replay.error().message;
+  EXPECT_FALSE(replay->first_divergence.has_value()) << replay->first_divergence->description;
+  EXPECT_EQ(replay->counters.steps, outcome.counters.steps);
+  EXPECT_EQ(replay->counters.prompt_tokens, outcome.counters.prompt_tokens);
+  EXPECT_EQ(replay->counters.preemptions, outcome.counters.preemptions);
+}
+
 }  // namespace
 }  // namespace deepinfer

@@ -137,6 +137,7 @@ Result<std::unique_ptr<LLM>> LLM::Load(const LLMOptions& options) {
   engine.end_ids = EndOfTurnIds(impl.tokenizer, config.eos_token_id, config.vocab_size);
   impl.statistics = std::make_unique<EngineStatistics>(ModelName(options.model_dir));
   engine.statistics = impl.statistics.get();
+  engine.record_schedule = options.record_schedule;
   if (options.record_trace) {
     impl.trace = std::make_unique<TraceRecorder>();
     impl.trace->NameThread("engine");
@@ -175,6 +176,7 @@ Result<SelfcheckReport> LLM::Selfcheck(const SelfcheckOptions& options,
   impl_->engine.reset();
   EngineOptions base = impl_->engine_options;
   base.statistics = nullptr;
+  base.record_schedule = false;
   SelfcheckReport report = RunSelfcheck(impl_->backend, impl_->tokenizer, base, options, progress);
   impl_->StartEngine();
   return report;
@@ -182,6 +184,10 @@ Result<SelfcheckReport> LLM::Selfcheck(const SelfcheckOptions& options,
 
 StatisticsSnapshot LLM::Statistics() const {
   return impl_->statistics->Snapshot();
+}
+
+std::string LLM::TakeSchedule() {
+  return impl_->engine->TakeSchedule();
 }
 
 void LLM::WriteTrace(const std::function<bool(std::string_view piece)>& write) const {

@@ -269,15 +269,20 @@ Status CacheMemory::VisitSequence(const StateCommand& command, const Visit& visi
 Status CacheMemory::Export(const StateCommand& command, Stream& stream) const {
   StateImage& image = *command.image;
   const int64_t tokens = command.num_tokens;
-  // Where the image says nothing, everything that the sequence has.
-  image.num_tokens = tokens;
-  image.window_begin = command.window_pages.empty()
-                           ? tokens
-                           : std::min(tokens, std::max(image.window_begin,
-                                                       command.first_window_page * kBlockTokens));
-  image.remainder_begin = std::min(
-      tokens,
-      std::max(image.remainder_begin, std::max<int64_t>(0, tokens - geometry_.remainder_rows)));
+  // Where the image says nothing, everything that the sequence has. An image of SequenceState::Save
+  // says all of it, and is only read here: the host may be reading it on another thread.
+  const auto fill = [](int64_t& field, int64_t value) {
+    if (field != value) field = value;
+  };
+  fill(image.num_tokens, tokens);
+  fill(image.window_begin,
+       command.window_pages.empty()
+           ? tokens
+           : std::min(tokens,
+                      std::max(image.window_begin, command.first_window_page * kBlockTokens)));
+  fill(image.remainder_begin,
+       std::min(tokens, std::max(image.remainder_begin,
+                                 std::max<int64_t>(0, tokens - geometry_.remainder_rows))));
   ImageHeader header;
   std::memcpy(header.magic, kMagic, sizeof(kMagic));
   header.geometry = Fingerprint(geometry_);

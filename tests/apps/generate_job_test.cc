@@ -124,6 +124,9 @@ TEST_F(GenerateJobTest, AnotherJobIsNotContinuedAndTheMessageNamesTheDifference)
   refused({"--resume", "--numerics", "reference"},
           "--numerics is 'reference' and was 'production'");
   refused({"--resume", "--max-model-len", "100"}, "--max-model-len is '100' and was '0'");
+  refused({"--resume", "--replay", "compact"}, "--replay is 'keep 0' and was 'off'");
+  refused({"--resume", "--approximate-hit-tokens", "200"},
+          "--approximate-hit-tokens is '200' and was '0'");
   refused({"--resume", "--cache-tokens", "128"}, "a request has room for 128 tokens and had ");
   Write("in.jsonl", input + R"({"id": "one more", "prompt": "x"})");
   refused({"--resume"}, "the input has 42 lines and had 41");
