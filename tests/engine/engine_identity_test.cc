@@ -69,6 +69,28 @@ TEST(EngineIdentity, EveryCombinationGivesThePlainTokensModelThree) {
   EveryCombination("three", 6);
 }
 
+// The half of the table in which requests share steps, with 64 of them.
+TEST(EngineIdentity, SixtyFourMixedRequestsInEveryCombination) {
+  LoadedModel model = LoadedModel::Load("two");
+  ExecutorBackend backend(*model.executor);
+  SelfcheckOptions mixed;
+  mixed.num_requests = 64;
+  mixed.max_prompt_tokens = kBlockTokens + 9;
+  mixed.max_output_tokens = 6;
+  const std::vector<EngineRequest> requests = SelfcheckRequests(
+      mixed, backend.vocab_size(), backend.capacity().window_tokens, BaseOptions().max_model_len);
+  const VariantRun plain = RunVariant(backend, model.tokenizer, BaseOptions(), {}, requests);
+  int64_t variants = 0;
+  for (const SelfcheckVariant& variant : SelfcheckVariants(/*thorough=*/true)) {
+    if (!variant.batched) continue;
+    ++variants;
+    const VariantRun run = RunVariant(backend, model.tokenizer, BaseOptions(), variant, requests);
+    const auto difference = FindDifference(plain.outputs, run.outputs);
+    ASSERT_FALSE(difference.has_value()) << variant.Name() << ": " << difference->what;
+  }
+  EXPECT_EQ(variants, 48);
+}
+
 // Everything at once under memory pressure, 64 mixed requests.
 TEST(EngineIdentity, SixtyFourMixedRequestsInATightCache) {
   LoadedModel roomy = LoadedModel::Load("two");
