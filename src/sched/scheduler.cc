@@ -225,7 +225,7 @@ struct Scheduler::Impl {
       std::erase(sequence.leader->followers, &sequence);
       sequence.leader = nullptr;
     }
-    sequence.image.reset();
+    DropImage(sequence);
     sequence.phase = Phase::kEnding;
     if (!sequence.in_flight()) ended.push_back(sequence.spec.id);
   }
@@ -280,13 +280,21 @@ struct Scheduler::Impl {
     return std::min(rows, sequence.room_end + more * kBlockTokens - sequence.computed);
   }
 
+  void DropImage(Sequence& sequence) {
+    if (sequence.image == nullptr) return;
+    saved_blocks -= CeilDiv(sequence.image->num_tokens, kBlockTokens);
+    sequence.image.reset();
+  }
+
   void Preempt(Sequence& sequence, SchedulerStep* step) {
     ++counters.preemptions;
     ++sequence.preemptions;
     const int64_t computed = sequence.computed;
+    const auto blocks = CeilDiv(computed, kBlockTokens);
     if (options.preemption == PreemptionMode::kSave && !sequence.failed && computed > 0 &&
-        computed == sequence.state->num_tokens()) {
+        computed == sequence.state->num_tokens() && saved_blocks + blocks <= pools.blocks.size()) {
       ++counters.preemptions_saved;
+      saved_blocks += blocks;
       sequence.image = sequence.state->Save(&step->commands);
       sequence.state.reset();
       sequence.cursor = {};
@@ -546,7 +554,7 @@ struct Scheduler::Impl {
       sequence.state.reset();
       return false;
     }
-    sequence.image.reset();
+    DropImage(sequence);
     return true;
   }
 
@@ -742,6 +750,7 @@ struct Scheduler::Impl {
   int64_t num_waiting = 0;  // more than waiting.size(): some wait for a leader or their results
   std::vector<SeqId> ended;
   std::vector<Deadline> deadlines;  // a heap
+  int64_t saved_blocks = 0;         // that the images together hold
   UserService users;
   int64_t next_arrival = 0;
   SchedulerCounters counters;
@@ -795,6 +804,7 @@ std::string Scheduler::Impl::FindViolation() const {
   int64_t waits = 0;
   int64_t runs = 0;
   int64_t queued = 0;
+  int64_t saved = 0;
   std::unordered_map<const Sequence*, int64_t> chunks;
   for (int64_t i = 0; i < num_flights; ++i)
     for (const FlightChunk& chunk :
@@ -806,6 +816,7 @@ std::string Scheduler::Impl::FindViolation() const {
     waits += s.phase == Phase::kWaiting;
     runs += s.phase == Phase::kRunning;
     queued += s.waiting_index != kNowhere;
+    if (s.image != nullptr) saved += CeilDiv(s.image->num_tokens, kBlockTokens);
     const auto fail = [&](const char* what) { return fmt::format("sequence {} {}", id, what); };
     if (s.spec.id != id) return fail("is filed under another id");
     if ((s.phase == Phase::kRunning) != s.state.has_value())
@@ -840,6 +851,8 @@ std::string Scheduler::Impl::FindViolation() const {
       queued != std::ssize(waiting))
     return "the sequences of a phase are not as many as counted";
   if (runs > options.max_num_seqs) return "more sequences run than are allowed";
+  if (saved != saved_blocks || saved > pools.blocks.size())
+    return "saved states hold more blocks than are counted or allowed";
   for (size_t i = 0; i + 1 < running.size(); ++i)
     if (!RunsBefore(running[i]->running_key(), running[i + 1]->running_key()))
       return "the running sequences are not in service order";

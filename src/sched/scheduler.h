@@ -33,7 +33,8 @@ namespace deepinfer {
 
 enum class PreemptionMode : uint8_t {
   kRecompute,  // state is dropped (what the prefix cache keeps is found again) and rows run again
-  kSave,       // state is exported to host memory and imported later
+  kSave,       // state is exported to host memory and imported later, as long as all images
+               // together hold no more blocks than the pool has; else as kRecompute
 };
 
 struct SchedulerOptions {
