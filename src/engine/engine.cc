@@ -412,6 +412,12 @@ void Engine::Collect() {
   TraceSpan span(options_.trace, "collect");
   collecting_ = true;
   const auto start = std::chrono::steady_clock::now();
+  if (job.error.has_value()) {
+    // States that the step should have saved run again.
+    for (StateCommand& command : job.plan.commands) {
+      if (command.kind == StateCommand::Kind::kExport) command.image->lost = true;
+    }
+  }
   // What failed ends before the step is committed, so that nothing of it reaches the prefix cache.
   for (size_t i = 0; i < job.draws.size(); ++i) {
     Sequence& sequence = *job.sequences[i];

@@ -691,5 +691,39 @@ TEST(Engine, ARecordedRunReplaysWithoutAModel) {
   EXPECT_EQ(replay->counters.preemptions, outcome.counters.preemptions);
 }
 
+TEST(Engine, AStateThatAFailedStepShouldHaveSavedIsComputedAgain) {
+  std::vector<EngineRequest> requests = MixedRequests(10);
+  for (EngineRequest& request : requests) request.params.max_tokens = 200;
+  std::vector<RequestOutput> alone;
+  for (const EngineRequest& request : requests) alone.push_back(Alone(request));
+  int64_t failed = 0;
+  // Some of these steps have a state to save.
+  for (int64_t step = 3; step < 60; step += 3) {
+    FakeBackend backend(kVocab, 6, 9, 8);
+    backend.set_failing_step(step);
+    EngineOptions options = SmallOptions();
+    options.scheduler.preemption = PreemptionMode::kSave;
+    options.scheduler.forced_preemption_interval = 3;
+    options.scheduler.prefix_caching = false;
+    EngineRun run(backend, options);
+    for (const EngineRequest& request : requests)
+      ASSERT_TRUE(run.engine->Submit(request).has_value());
+    const Outcome outcome = run.Finish();
+    EXPECT_EQ(run.engine->FindViolation(), "");
+    for (size_t i = 0; i < requests.size(); ++i) {
+      const RequestOutput& output = outcome.outputs.at(static_cast<int64_t>(i));
+      bool fine = true;
+      for (const CompletionOutput& completion : output.outputs) {
+        if (completion.finish_reason != FinishReason::kError) continue;
+        fine = false;
+        EXPECT_THAT(completion.error->message, HasSubstr("failed as told"));
+      }
+      failed += fine ? 0 : 1;
+      if (fine) ExpectSame(output, alone[i]);
+    }
+  }
+  EXPECT_GT(failed, 0);
+}
+
 }  // namespace
 }  // namespace deepinfer

@@ -495,6 +495,10 @@ struct Scheduler::Impl {
   }
 
   bool TryAdmit(Sequence& sequence, int64_t promised, SchedulerStep* step) {
+    if (sequence.image != nullptr && sequence.image->lost) {
+      DropImage(sequence);
+      DropState(sequence);
+    }
     const bool alone = running.empty();
     const int64_t reserve = alone ? 0 : AdmissionReserve(std::ssize(running), promised);
     const int64_t page_reserve = alone ? 0 : AdmissionReserve(std::ssize(running), 0);

@@ -13,6 +13,7 @@ namespace deepinfer {
 // A sequence's state as bytes that can be kept on the host, stored or sent. Filled when the step
 // with its export command has run.
 struct StateImage {
+  bool lost = false;  // the step that should have filled it failed; set by the host
   int64_t num_tokens = 0;
   // The first positions whose window record and whose compressor remainder are in the image;
   // num_tokens: none.
