@@ -57,9 +57,10 @@ struct SelfcheckReport {
   int64_t preemptions = 0;                        // over all variants
   std::optional<SelfcheckDifference> difference;  // the first one
   double seconds = 0;
+  bool complete = false;  // not stopped before the last variant
 
   bool passed() const {
-    return !difference.has_value();
+    return complete && !difference.has_value();
   }
 };
 

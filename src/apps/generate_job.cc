@@ -612,8 +612,9 @@ class FileJob {
       }
       DI_ASSIGN_OR_RETURN(llm_options.max_model_len, NumberOf(journal_->fields(), kContext));
     }
-    DI_ASSIGN_OR_RETURN(reports_,
-                        ReportFiles::Create(options_.reports, {options_.input, options_.output}));
+    DI_ASSIGN_OR_RETURN(
+        reports_, ReportFiles::Create(options_.reports, {options_.input, options_.output, output_,
+                                                         journal_path_, temporary_path_}));
     DI_ASSIGN_OR_RETURN(const std::unique_ptr<LLM> llm, LLM::Load(llm_options));
     if (resumed && llm->max_model_len() < llm_options.max_model_len) {
       return Fail(Code::kInvalidArgument,
@@ -648,7 +649,16 @@ class FileJob {
     run.Run(llm);
     const Status synced = journal_->Sync();
     run.ShowStatistics(llm);
-    DI_RETURN_IF_ERROR(reports_->Write(llm));
+    // A report that cannot be written withholds no result.
+    const Status reported = reports_->Write(llm);
+    Result<int> status = Conclude(run, synced);
+    if (reported.has_value()) return status;
+    const int failed = PrintError(reported.error());
+    if (status.has_value() && *status == kExitOk) return failed;
+    return status;
+  }
+
+  Result<int> Conclude(JobRun& run, const Status& synced) {
     if (!run.status().has_value()) return tl::unexpected<Error>(run.status().error());
     if (!synced.has_value()) return tl::unexpected<Error>(synced.error());
     if (run.complete() && journal_->num_records() != run.sample().total) {

@@ -5,6 +5,7 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <charconv>
+#include <cstdlib>
 #include <exception>
 #include <limits>
 #include <span>
@@ -167,8 +168,50 @@ void AddModelOptions(CLI::App* command, LLMOptions& llm) {
       ->capture_default_str();
 }
 
-// How requests are served: who runs, what is reused, what is left out.
-void AddServingOptions(CLI::App* command, LLMOptions& llm) {
+// The cache and the function that is computed.
+struct ReplayOptions {
+  CLI::Option* mode = nullptr;
+  CLI::Option* keep = nullptr;
+};
+
+DecoderReplay ReplayMode(const std::string& name) {
+  return name == "mask"      ? DecoderReplay::kMask
+         : name == "compact" ? DecoderReplay::kCompact
+                             : DecoderReplay::kOff;
+}
+
+// What the command line does not say comes from the environment, under the published engine's
+// names.
+void ApplyReplayEnvironment(const ReplayOptions& options, LLMOptions& llm) {
+  constexpr char kMode[] = "DEEPINFER_YOCO_PREFILL_TRUNCATION_MODE";
+  constexpr char kKeep[] = "DEEPINFER_YOCO_PREFILL_KEEP_TOKENS";
+  const char* const mode = std::getenv(kMode);
+  if (options.mode->count() == 0 && mode != nullptr && *mode != '\0') {
+    const std::string name = mode;
+    if (name != "off" && name != "mask" && name != "compact") {
+      throw CLI::ValidationError(
+          fmt::format("environment {}", kMode),
+          fmt::format("{} is not allowed; allowed are off, mask and compact", Quoted(name)));
+    }
+    llm.decoder_replay = ReplayMode(name);
+  }
+  const char* const keep = std::getenv(kKeep);
+  if (llm.decoder_replay == DecoderReplay::kOff || options.keep->count() > 0 || keep == nullptr ||
+      *keep == '\0')
+    return;
+  const std::string_view text = keep;
+  int64_t tokens = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), tokens);
+  if (error != std::errc() || end != text.data() + text.size() || tokens < 0 ||
+      tokens > LLMOptions::kMaxTokens) {
+    throw CLI::ValidationError(fmt::format("environment {}", kKeep),
+                               fmt::format("{} is not allowed; allowed are 0 to {}", Quoted(text),
+                                           LLMOptions::kMaxTokens));
+  }
+  llm.replay_keep_tokens = tokens;
+}
+
+ReplayOptions AddCapacityOptions(CLI::App* command, LLMOptions& llm) {
   command
       ->add_option("--max-num-batched-tokens", llm.max_num_batched_tokens,
                    "Rows of one step; at least --max-num-seqs")
@@ -183,14 +226,35 @@ void AddServingOptions(CLI::App* command, LLMOptions& llm) {
                    "machine's memory")
       ->check(CLI::Range(int64_t{0}, LLMOptions::kMaxTokens))
       ->capture_default_str();
-  const char* const group = "Scheduling";
   command
       ->add_option_function<std::string>(
           "--cache-format", [&llm](const std::string& name) { llm.bf16_cache = name == "bf16"; },
           "packed, or bf16: two to four times the memory; no output changes")
       ->check(OneOf({"packed", "bf16"}))
-      ->default_str("packed")
-      ->group(group);
+      ->default_str("packed");
+  ReplayOptions replay;
+  replay.mode =
+      command
+          ->add_option_function<std::string>(
+              "--replay",
+              [&llm](const std::string& name) { llm.decoder_replay = ReplayMode(name); },
+              "off; compact: only the last tokens of a prompt run the decoder half; mask: the same "
+              "results without the saving. Also DEEPINFER_YOCO_PREFILL_TRUNCATION_MODE")
+          ->check(OneOf({"off", "mask", "compact"}))
+          ->default_str("off");
+  replay.keep =
+      command
+          ->add_option("--replay-keep-tokens", llm.replay_keep_tokens,
+                       "Tokens that run the decoder half with --replay; 0: window + 12. Also "
+                       "DEEPINFER_YOCO_PREFILL_KEEP_TOKENS")
+          ->check(CLI::Range(int64_t{0}, LLMOptions::kMaxTokens))
+          ->capture_default_str();
+  return replay;
+}
+
+// Who runs, and what is reused.
+void AddSchedulingOptions(CLI::App* command, LLMOptions& llm) {
+  const char* const group = "Scheduling";
   command
       ->add_flag("!--no-prefix-cache", llm.prefix_caching,
                  "Compute every prompt from its first token")
@@ -219,27 +283,6 @@ void AddServingOptions(CLI::App* command, LLMOptions& llm) {
           "What happens when cache memory runs out: recompute, or save to host memory")
       ->check(OneOf({"recompute", "save"}))
       ->default_str("recompute")
-      ->group(group);
-  command
-      ->add_option_function<std::string>(
-          "--replay",
-          [&llm](const std::string& name) {
-            llm.decoder_replay = name == "mask"      ? DecoderReplay::kMask
-                                 : name == "compact" ? DecoderReplay::kCompact
-                                                     : DecoderReplay::kOff;
-          },
-          "off; compact: only the last tokens of a prompt run the decoder half; mask: the same "
-          "results without the saving")
-      ->check(OneOf({"off", "mask", "compact"}))
-      ->default_str("off")
-      ->envname("DEEPINFER_YOCO_PREFILL_TRUNCATION_MODE")
-      ->group(group);
-  command
-      ->add_option("--replay-keep-tokens", llm.replay_keep_tokens,
-                   "Tokens that run the decoder half with --replay; 0: window + 12")
-      ->check(CLI::Range(int64_t{0}, LLMOptions::kMaxTokens))
-      ->capture_default_str()
-      ->envname("DEEPINFER_YOCO_PREFILL_KEEP_TOKENS")
       ->group(group);
 }
 
@@ -292,7 +335,8 @@ void AddGenerateCommand(CLI::App& app, const std::string& resume_command, int& s
                    "Prompt + output of a request; 0: as the model and memory allow")
       ->check(CLI::Range(int64_t{0}, LLMOptions::kMaxTokens))
       ->capture_default_str();
-  AddServingOptions(command, llm);
+  const ReplayOptions replay = AddCapacityOptions(command, llm);
+  AddSchedulingOptions(command, llm);
   command->add_option("--stats", options->reports.stats,
                       "Write the statistics of the run to this file, as JSON");
   command->add_option("--metrics", options->reports.metrics,
@@ -325,7 +369,8 @@ void AddGenerateCommand(CLI::App& app, const std::string& resume_command, int& s
   for (CLI::Option* option : {resume, overwrite, seed, max_errors, timings}) option->needs(input);
   resume->excludes(overwrite);
   overwrite->needs(output);
-  command->callback([options, input, prompt, &status] {
+  command->callback([options, input, prompt, replay, &status] {
+    ApplyReplayEnvironment(replay, options->llm);
     if (input->count() + prompt->count() == 0) throw CLI::RequiredError("--input or --prompt");
     if (options->llm.max_num_batched_tokens < options->llm.max_num_seqs) {
       throw CLI::ValidationError(
@@ -531,9 +576,12 @@ void AddSelfcheckCommand(CLI::App& app, int& status) {
       ->capture_default_str();
   command->add_option("--seed", check.seed, "Of the requests")->capture_default_str();
   command->add_flag("--thorough", check.thorough, "Every combination (95 instead of 12)");
-  AddServingOptions(command, options->llm);
+  const ReplayOptions replay = AddCapacityOptions(command, options->llm);
   command->add_option("--json", options->json, "Write the report to this file");
-  command->callback([options, &status] { status = RunSelfcheckCommand(*options); });
+  command->callback([options, replay, &status] {
+    ApplyReplayEnvironment(replay, options->llm);
+    status = RunSelfcheckCommand(*options);
+  });
 }
 
 void AddReplayScheduleCommand(CLI::App& app, int& status) {

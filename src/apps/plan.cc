@@ -78,8 +78,9 @@ Result<PlanReport> MakePlan(const PlanOptions& options) {
       .cache_format = options.bf16_cache ? CacheFormat::kBf16 : CacheFormat::kPacked,
       .num_threads = options.num_threads > 0 ? options.num_threads : UsableCores(),
       .gpu_ranks = report.ranks,
-      .memory_bytes =
-          options.memory_bytes > 0 ? options.memory_bytes : report.device_bytes / 10 * 9};
+      .memory_bytes = options.memory_bytes > 0  ? options.memory_bytes
+                      : options.device == "cpu" ? report.device_bytes
+                                                : report.device_bytes / 10 * 9};
   report.plan = PlanMemory(config, report.request);
   const Status fits = CheckFits(report.plan, report.request);
   report.fits = fits.has_value();

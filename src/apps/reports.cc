@@ -2,12 +2,24 @@
 
 #include <fmt/core.h>
 
+#include <filesystem>
 #include <utility>
 
 #include "apps/output.h"
 #include "deepinfer/llm.h"
 
 namespace deepinfer {
+namespace {
+
+// Also of files that do not exist yet.
+bool SamePath(const std::string& a, const std::string& b) {
+  std::error_code error;
+  const std::filesystem::path first = std::filesystem::weakly_canonical(a, error);
+  const std::filesystem::path second = std::filesystem::weakly_canonical(b, error);
+  return !error && first == second;
+}
+
+}  // namespace
 
 ReportFiles::ReportFiles() = default;
 ReportFiles::ReportFiles(ReportFiles&&) noexcept = default;
@@ -26,7 +38,8 @@ Result<ReportFiles> ReportFiles::Create(const ReportOptions& options,
                   fmt::format("{} is '-'; reports go to files, give a path.", name), name);
     }
     for (const std::string& other : taken) {
-      if (other == "-" || CheckNotTheSameFile(other, path).has_value()) continue;
+      if (other == "-" || (CheckNotTheSameFile(other, path).has_value() && !SamePath(other, path)))
+        continue;
       return Fail(
           Code::kInvalidArgument,
           fmt::format("{} is '{}', the same file as '{}', which would be lost.", name, path, other),

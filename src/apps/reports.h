@@ -17,10 +17,10 @@ class OutputFile;
 
 // Paths; empty: not wanted.
 struct ReportOptions {
-  std::string stats;     // JSON
-  std::string metrics;   // Prometheus' text
-  std::string trace;     // for a trace viewer
-  std::string schedule;  // replays without a model
+  std::string stats = {};     // JSON
+  std::string metrics = {};   // Prometheus' text
+  std::string trace = {};     // for a trace viewer
+  std::string schedule = {};  // replays without a model
 };
 
 class ReportFiles {

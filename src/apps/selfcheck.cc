@@ -19,13 +19,11 @@ std::string Joined(const std::vector<std::string>& parts) {
 }
 
 std::string ToJson(const SelfcheckReport& report) {
-  nlohmann::ordered_json json = {{"passed", report.passed()},
-                                 {"variants", report.variants},
-                                 {"requests", report.requests},
-                                 {"tokens_compared", report.tokens},
-                                 {"cached_tokens", report.cached_tokens},
-                                 {"preemptions", report.preemptions},
-                                 {"seconds", report.seconds}};
+  nlohmann::ordered_json json = {
+      {"passed", report.passed()},         {"complete", report.complete},
+      {"variants", report.variants},       {"requests", report.requests},
+      {"tokens_compared", report.tokens},  {"cached_tokens", report.cached_tokens},
+      {"preemptions", report.preemptions}, {"seconds", report.seconds}};
   if (report.difference.has_value()) {
     const SelfcheckDifference& difference = *report.difference;
     json["difference"] = {

@@ -227,6 +227,8 @@ Result<int64_t> Engine::Submit(EngineRequest input) {
       spec.max_new_tokens = sequence->max_new_tokens;
       spec.cache_salt = in.cache_salt;
       if (sequence->wants_prompt_logprobs()) spec.first_prompt_logit_row = 0;
+      // One function for all completions of a request: prompt log-probabilities need every row.
+      spec.replay = !in.params.prompt_logprobs.has_value();
       spec.context = sequence.get();
       // The others find the prompt of the first in the cache.
       if (options_.scheduler.prefix_caching) spec.leader = leader;

@@ -22,7 +22,7 @@ std::vector<Error> LLMOptions::Validate() const {
   check("max_num_seqs", max_num_seqs, 1, kMaxNumSeqs, "");
   check("max_num_batched_tokens", max_num_batched_tokens, 1, kMaxNumBatchedTokens, "");
   check("max_chunk_tokens", max_chunk_tokens, 0, kMaxNumBatchedTokens, " (0: no limit of its own)");
-  check("replay_keep_tokens", replay_keep_tokens, 0, kMaxTokens, " (0: off)");
+  check("replay_keep_tokens", replay_keep_tokens, 0, kMaxTokens, " (0: window + 12)");
   check("approximate_hit_tokens", approximate_hit_tokens, 0, kMaxTokens, " (0: off)");
   check("cache_tokens", cache_tokens, 0, kMaxTokens, " (0: chosen from the machine's memory)");
   if (problems.empty() && max_num_batched_tokens < max_num_seqs) {

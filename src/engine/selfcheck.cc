@@ -349,8 +349,10 @@ SelfcheckReport RunSelfcheck(ModelBackend& backend, const Tokenizer& tokenizer,
                              const SelfcheckCallback& progress) {
   const auto start = std::chrono::steady_clock::now();
   SelfcheckReport report;
-  const std::vector<EngineRequest> requests = SelfcheckRequests(
-      options, backend.vocab_size(), backend.capacity().window_tokens, base.max_model_len);
+  const StateCapacity capacity = backend.capacity();
+  const std::vector<EngineRequest> requests =
+      SelfcheckRequests(options, backend.vocab_size(), capacity.window_tokens,
+                        std::min(base.max_model_len, capacity.num_blocks * kBlockTokens));
   report.requests = static_cast<int64_t>(requests.size());
   const std::vector<SelfcheckVariant> variants = SelfcheckVariants(options.thorough);
   const auto go_on = [&](int64_t done, const SelfcheckVariant& variant) {
@@ -358,6 +360,16 @@ SelfcheckReport RunSelfcheck(ModelBackend& backend, const Tokenizer& tokenizer,
   };
   if (!go_on(0, {})) return report;
   const VariantRun plain = RunVariant(backend, tokenizer, base, {}, requests);
+  for (size_t i = 0; i < requests.size(); ++i) {
+    if (!plain.outputs[i].error.has_value()) continue;
+    // What is refused proves nothing.
+    SelfcheckDifference refused;
+    refused.request = static_cast<int64_t>(i);
+    refused.position = -1;
+    refused.what = "the plain run refused the request: " + plain.outputs[i].error->message;
+    report.difference = std::move(refused);
+    return report;
+  }
   for (const SelfcheckVariant& variant : variants) {
     if (!go_on(report.variants + 1, variant)) break;
     const VariantRun run = RunVariant(backend, tokenizer, base, variant, requests);
@@ -375,6 +387,8 @@ SelfcheckReport RunSelfcheck(ModelBackend& backend, const Tokenizer& tokenizer,
     }
     break;
   }
+  report.complete =
+      report.difference.has_value() || report.variants == static_cast<int64_t>(variants.size());
   report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   return report;
 }

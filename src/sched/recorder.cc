@@ -181,7 +181,9 @@ class Player {
     spec.first_prompt_logit_row = words.Number<int64_t>();
     spec.leader = words.Number<int64_t>();
     spec.held = words.Between(0, 1) == 1;
-    spec.use_prefix_cache = words.Between(0, 1) == 1;
+    const auto kind = words.Between(0, 3);
+    spec.use_prefix_cache = kind % 2 == 1;
+    spec.replay = kind < 2;
     const bool accepted = words.Between(0, 1) == 1;
     spec.user = words.String();
     spec.cache_salt = words.String();
@@ -321,8 +323,8 @@ void ScheduleRecorder::Add(const SequenceSpec& spec, double now, bool accepted) 
   std::string line =
       fmt::format("add {} {} {} {} {} {} {} {} {} {} {} {}", now, spec.id, spec.priority,
                   spec.deadline, spec.max_new_tokens, spec.first_prompt_logit_row, spec.leader,
-                  int{spec.held}, int{spec.use_prefix_cache}, int{accepted}, StringWord(spec.user),
-                  StringWord(spec.cache_salt));
+                  int{spec.held}, int{spec.use_prefix_cache} + (spec.replay ? 0 : 2), int{accepted},
+                  StringWord(spec.user), StringWord(spec.cache_salt));
   for (const int32_t token : spec.prompt) fmt::format_to(std::back_inserter(line), " {}", token);
   Finish(std::move(line));
 }

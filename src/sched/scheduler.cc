@@ -910,7 +910,7 @@ Status Scheduler::Add(SequenceSpec spec, double /*now*/) {
     sequence.next_logit_row = std::max<int64_t>(0, sequence.next_logit_row);
   } else {
     sequence.next_logit_row = std::numeric_limits<int64_t>::max();
-    if (impl.options.replay_keep_tokens > 0)
+    if (impl.options.replay_keep_tokens > 0 && sequence.spec.replay)
       sequence.decoder_begin =
           std::max<int64_t>(0, prompt_tokens - impl.options.replay_keep_tokens);
   }

@@ -70,6 +70,7 @@ struct SequenceSpec {
   int64_t max_new_tokens = 0;                                 // 0: the prompt is scored only
   std::string cache_salt = {};  // prefixes are shared between equal salts only
   bool use_prefix_cache = true;
+  bool replay = true;  // false: all of the prompt runs the decoder half, whatever the options say
   // Logits of prompt rows [first_prompt_logit_row, prompt.size() - 1) are wanted; at least
   // prompt.size() - 1: none. Such a sequence runs whole: no prefix hit beyond the first of these
   // rows, no replay.

@@ -113,6 +113,48 @@ TEST_F(ServingTest, WrongReplayOptionsAreRefusedByName) {
   refused("", "DEEPINFER_YOCO_PREFILL_TRUNCATION_MODE=half", 2, "half");
 }
 
+TEST_F(ServingTest, TheEnvironmentConcernsOnlyCommandsThatRunPrompts) {
+  const std::string wrong = "DEEPINFER_YOCO_PREFILL_TRUNCATION_MODE=half ";
+  EXPECT_EQ(Shell(wrong + kProgram + " metrics > " + Path("page")), 0);
+  EXPECT_EQ(Generate(Input(), Path("out"), "--replay off", wrong), 0);
+}
+
+// Prompt log-probabilities need every row, so such a request runs whole, all of its completions.
+TEST_F(ServingTest, CompletionsOfAScoredPromptAreOneFunctionWithReplay) {
+  model_ = DeepModel();
+  std::vector<int> ids;
+  for (int t = 0; t < 150; ++t) ids.push_back(t * 13 % 500);
+  const auto line = [&](int id, int n, uint64_t seed) {
+    return json{{"id", id},
+                {"prompt_token_ids", ids},
+                {"sampling_params",
+                 {{"n", n}, {"seq_seed", seed}, {"max_tokens", 6}, {"prompt_logprobs", 0}}}}
+               .dump() +
+           "\n";
+  };
+  const std::string replay = "--replay compact --replay-keep-tokens 14";
+  ASSERT_EQ(Generate(Write("three.jsonl", line(0, 3, 5)), Path("three"), replay), 0);
+  const json outputs = ReadLines(Path("three"))[0]["outputs"];
+  for (const json& output : outputs) {
+    const std::string one = Write("one.jsonl", line(1, 1, output["seq_seed"].get<uint64_t>()));
+    ASSERT_EQ(Generate(one, Path("one"), replay), 0);
+    const json alone = ReadLines(Path("one"))[0]["outputs"][0];
+    EXPECT_EQ(alone["token_ids"], output["token_ids"]);
+    EXPECT_EQ(alone["token_logprobs"], output["token_logprobs"]);
+  }
+}
+
+TEST_F(ServingTest, ReportsDoNotOverwriteAJobsFiles) {
+  const std::string input = Input();
+  for (const char* suffix : {"", ".partial", ".partial.sorted"}) {
+    EXPECT_EQ(Generate(input, Path("job"), "--stats " + Path("job") + suffix), 1) << suffix;
+    EXPECT_THAT(Read(Path("log")), HasSubstr("the same file as")) << suffix;
+  }
+  // A report that cannot be written withholds no result.
+  EXPECT_EQ(Generate(input, Path("job"), "--overwrite --stats /dev/full"), 1);
+  EXPECT_EQ(ReadLines(Path("job")).size(), 24u);
+}
+
 TEST_F(ServingTest, FieldsOfServiceAreCheckedAndDeadlinesHold) {
   const std::string input = Write("in.jsonl",
                                   R"({"id": 0, "prompt": "a", "priority": 2000000}
