@@ -109,13 +109,8 @@ int RunBenchDecode(const BenchDecodeOptions& options) {
     return PrintError({Code::kInvalidArgument,
                        "--batch must be 1 to 4096, --prompt and --tokens at least 1.", ""});
   }
-  // Before the measurement, which takes minutes.
-  std::optional<OutputFile> file;
-  if (!options.json.empty()) {
-    Result<OutputFile> created = OutputFile::Create(options.json);
-    if (!created.has_value()) return PrintError(created.error());
-    file.emplace(std::move(*created));
-  }
+  Result<std::optional<OutputFile>> file = CreateIfNamed(options.json);
+  if (!file.has_value()) return PrintError(file.error());
   const Result<DecodeResult> measured = Measure(options);
   if (!measured.has_value()) return PrintError(measured.error());
   const DecodeResult& r = *measured;
@@ -132,7 +127,7 @@ int RunBenchDecode(const BenchDecodeOptions& options) {
       r.best_step_s * 1e3, options.batch, Counted(r.threads, "thread"),
       HumanBytes(r.bytes_per_step), r.experts_per_layer, r.read_median_gbps, r.read_gbps,
       100.0 * gbps / r.read_median_gbps, 100.0 * bytes / r.best_step_s * 1e-9 / r.read_gbps);
-  if (!file.has_value()) return ExitStatus(printed);
+  if (!(*file).has_value()) return ExitStatus(printed);
   const nlohmann::json json = {
       {"bench", "decode"},
       {"cpu", HostCpuFeatures().brand},
@@ -152,7 +147,7 @@ int RunBenchDecode(const BenchDecodeOptions& options) {
       {"read_gbps_best", r.read_gbps},
       {"share_of_bound_median", gbps / r.read_median_gbps},
       {"share_of_bound_best", bytes / r.best_step_s * 1e-9 / r.read_gbps}};
-  const Status saved = file->Write(json.dump(2) + "\n");
+  const Status saved = (*file)->Write(json.dump(2) + "\n");
   return ExitStatus(saved.has_value() ? printed : saved);
 }
 

@@ -89,6 +89,8 @@ Result<HostResult> Measure(const Tokenizer& tokenizer, const BenchHostOptions& o
 }  // namespace
 
 int RunBenchHost(const BenchHostOptions& options) {
+  Result<std::optional<OutputFile>> file = CreateIfNamed(options.json);
+  if (!file.has_value()) return PrintError(file.error());
   const Result<Tokenizer> tokenizer = Tokenizer::Load(options.model_dir + "/tokenizer.json");
   if (!tokenizer.has_value()) return PrintError(tokenizer.error());
   nlohmann::ordered_json rows = nlohmann::ordered_json::array();
@@ -109,11 +111,9 @@ int RunBenchHost(const BenchHostOptions& options) {
                     {"collect_us", result->collect_us},
                     {"target_us", host_case.target_us}});
   }
-  if (options.json.empty()) return kExitOk;
-  Result<OutputFile> file = OutputFile::Create(options.json);
-  if (!file.has_value()) return PrintError(file.error());
+  if (!(*file).has_value()) return kExitOk;
   return ExitStatus(
-      file->Write(nlohmann::ordered_json{{"bench", "host"}, {"cases", rows}}.dump(2) + "\n"));
+      (*file)->Write(nlohmann::ordered_json{{"bench", "host"}, {"cases", rows}}.dump(2) + "\n"));
 }
 
 }  // namespace deepinfer

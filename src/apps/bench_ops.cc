@@ -18,18 +18,13 @@ int RunBenchOps(const BenchOpsOptions& options) {
   bench.progress = [&](std::string_view line) {
     if (printed.has_value()) printed = Print("{}\n", line);
   };
-  // Before the measurement, which takes minutes.
-  std::optional<OutputFile> file;
-  if (!options.json.empty()) {
-    Result<OutputFile> created = OutputFile::Create(options.json);
-    if (!created.has_value()) return PrintError(created.error());
-    file.emplace(std::move(*created));
-  }
+  Result<std::optional<OutputFile>> file = CreateIfNamed(options.json);
+  if (!file.has_value()) return PrintError(file.error());
   std::string json;
   const Status status = RunOpsBench(bench, &json);
   if (!status.has_value()) return PrintError(status.error());
-  if (file.has_value()) {
-    const Status saved = file->Write(json);
+  if ((*file).has_value()) {
+    const Status saved = (*file)->Write(json);
     if (!saved.has_value()) return PrintError(saved.error());
   }
   return ExitStatus(printed);

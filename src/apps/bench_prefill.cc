@@ -91,13 +91,8 @@ int RunBenchPrefill(const BenchPrefillOptions& options) {
     return PrintError(
         {Code::kInvalidArgument, "--tokens, --chunk, --keep and --runs must be at least 1.", ""});
   }
-  // Before the measurement, which takes minutes.
-  std::optional<OutputFile> file;
-  if (!options.json.empty()) {
-    Result<OutputFile> created = OutputFile::Create(options.json);
-    if (!created.has_value()) return PrintError(created.error());
-    file.emplace(std::move(*created));
-  }
+  Result<std::optional<OutputFile>> file = CreateIfNamed(options.json);
+  if (!file.has_value()) return PrintError(file.error());
   const Result<PrefillResult> measured = Measure(options);
   if (!measured.has_value()) return PrintError(measured.error());
   const PrefillResult& r = *measured;
@@ -108,7 +103,7 @@ int RunBenchPrefill(const BenchPrefillOptions& options) {
       rate, r.median_s(), r.seconds.front(), Counted(options.tokens, "token"),
       Counted(r.threads, "thread"), options.tokens, r.layers - r.decoder_layers, r.decoder_rows,
       r.decoder_layers, options.replay);
-  if (!file.has_value()) return ExitStatus(printed);
+  if (!(*file).has_value()) return ExitStatus(printed);
   const nlohmann::json json = {{"bench", "prefill"},
                                {"cpu", HostCpuFeatures().brand},
                                {"kernels", CpuLevelName(HostCpuFeatures().best_level())},
@@ -125,7 +120,7 @@ int RunBenchPrefill(const BenchPrefillOptions& options) {
                                {"tokens_per_s", rate},
                                {"median_s", r.median_s()},
                                {"best_s", r.seconds.front()}};
-  const Status saved = file->Write(json.dump(2) + "\n");
+  const Status saved = (*file)->Write(json.dump(2) + "\n");
   return ExitStatus(saved.has_value() ? printed : saved);
 }
 

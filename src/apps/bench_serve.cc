@@ -53,6 +53,8 @@ Result<ServeResult> Measure(LLM& llm, const BenchServeOptions& options, int64_t 
 }  // namespace
 
 int RunBenchServe(const BenchServeOptions& options) {
+  Result<std::optional<OutputFile>> file = CreateIfNamed(options.json);
+  if (!file.has_value()) return PrintError(file.error());
   LLMOptions llm_options;
   llm_options.model_dir = options.model_dir;
   llm_options.num_threads = options.threads;
@@ -85,11 +87,9 @@ int RunBenchServe(const BenchServeOptions& options) {
                     {"mean_first_token_s", result->first_token_s},
                     {"seconds", result->seconds}});
   }
-  if (options.json.empty()) return kExitOk;
-  Result<OutputFile> file = OutputFile::Create(options.json);
-  if (!file.has_value()) return PrintError(file.error());
+  if (!(*file).has_value()) return kExitOk;
   return ExitStatus(
-      file->Write(nlohmann::ordered_json{{"bench", "serve"}, {"cases", rows}}.dump(2) + "\n"));
+      (*file)->Write(nlohmann::ordered_json{{"bench", "serve"}, {"cases", rows}}.dump(2) + "\n"));
 }
 
 }  // namespace deepinfer

@@ -13,6 +13,7 @@
 #include "apps/jsonl.h"
 #include "apps/output.h"
 #include "apps/print.h"
+#include "base/ceil_div.h"
 #include "model/config.h"
 #include "runtime/session.h"
 #include "weights/safetensors.h"
@@ -224,7 +225,7 @@ Status WriteLogits(const LogitsOptions& options) {
   executor_options.max_batched_tokens = largest_step;
   executor_options.window_cache_pages = 0;
   executor_options.cache_format = cache_format;
-  executor_options.cache_tokens = (longest + kBlockTokens - 1) / kBlockTokens * kBlockTokens;
+  executor_options.cache_tokens = CeilDiv(longest, kBlockTokens) * kBlockTokens;
   DI_ASSIGN_OR_RETURN(const std::unique_ptr<Executor> executor, Executor::Create(executor_options));
   const std::pair<std::string, std::string> metadata[] = {
       {"numerics",

@@ -72,6 +72,12 @@ Result<OutputFile> OutputFile::Create(const std::string& path) {
                                                   Quoted(path), std::strerror(errno)));
 }
 
+Result<std::optional<OutputFile>> CreateIfNamed(const std::string& path) {
+  if (path.empty()) return std::nullopt;
+  DI_ASSIGN_OR_RETURN(OutputFile file, OutputFile::Create(path));
+  return std::optional<OutputFile>(std::move(file));
+}
+
 OutputFile::OutputFile(OutputFile&& other) noexcept
     : fd_(std::exchange(other.fd_, -1)), path_(std::move(other.path_)) {}
 

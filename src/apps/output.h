@@ -4,6 +4,7 @@
 
 #include <fmt/core.h>
 
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -53,6 +54,10 @@ class OutputFile {
   int fd_;
   std::string path_;
 };
+
+// Absent for an empty path: a report that nobody asked for. To be created before the work that it
+// reports on, so that a path that cannot be written costs no work. Errors: as OutputFile::Create.
+Result<std::optional<OutputFile>> CreateIfNamed(const std::string& path);
 
 // A file that is put in the place of another when it is complete: readers see the old one or the
 // new one, never a part. Writes go to a temporary file in the same folder, which is removed unless

@@ -41,14 +41,7 @@ std::vector<std::string> PlanDeviceNames() {
 
 Result<PlanReport> MakePlan(const PlanOptions& options) {
   DI_ASSIGN_OR_RETURN(const ModelConfig config, LoadModelConfig(options.model_dir));
-  if (options.max_model_len > config.max_position_embeddings) {
-    return Fail(
-        Code::kInvalidArgument,
-        fmt::format(
-            "max_model_len is {}; this model supports at most {} (max_position_embeddings).",
-            options.max_model_len, config.max_position_embeddings),
-        "max_model_len");
-  }
+  DI_RETURN_IF_ERROR(CheckMaxModelLen(config, options.max_model_len));
   PlanReport report;
   report.model_dir = options.model_dir;
   report.device = options.device;

@@ -38,6 +38,8 @@ std::string ToJson(const SelfcheckReport& report) {
 
 int RunSelfcheckCommand(const SelfcheckCommandOptions& options) {
   CatchInterrupts();
+  Result<std::optional<OutputFile>> file = CreateIfNamed(options.json);
+  if (!file.has_value()) return PrintError(file.error());
   Result<std::unique_ptr<LLM>> llm = LLM::Load(options.llm);
   if (!llm.has_value()) return PrintError(llm.error());
   const Result<SelfcheckReport> checked =
@@ -48,10 +50,8 @@ int RunSelfcheckCommand(const SelfcheckCommandOptions& options) {
       });
   if (!checked.has_value()) return PrintError(checked.error());
   const SelfcheckReport& report = *checked;
-  if (!options.json.empty()) {
-    Result<OutputFile> file = OutputFile::Create(options.json);
-    if (!file.has_value()) return PrintError(file.error());
-    const Status written = file->Write(ToJson(report));
+  if ((*file).has_value()) {
+    const Status written = (*file)->Write(ToJson(report));
     if (!written.has_value()) return PrintError(written.error());
   }
   if (Interrupted()) {

@@ -263,9 +263,8 @@ bool Engine::PlanAndLaunch() {
   const double now = Now();
   scheduler_.Schedule(now, &step_);
   if (recorder_ != nullptr) recorder_->Schedule(now, step_);
-  for (StateCommand& command : step_.commands) commands_.push_back(std::move(command));
   for (const SeqId id : step_.expired) Finish(*Find(id), FinishReason::kDeadline);
-  if (step_.chunks.empty()) return false;
+  if (step_.chunks.empty()) return false;  // its byte moves come with a later step
   Job& job = *jobs_[next_job_];
   next_job_ = (next_job_ + 1) % jobs_.size();
   job.launched = now;
@@ -282,7 +281,9 @@ void Engine::RecordPlan(double seconds) {
   const SchedulerCounters& now = scheduler_.counters();
   if (options_.statistics != nullptr) {
     options_.statistics->RecordPlanned(
-        {.rows = planned_rows_,
+        {.rows = {.prompt = now.prompt_tokens - recorded_.prompt_tokens,
+                  .decode = now.decode_tokens - recorded_.decode_tokens,
+                  .recomputed = now.recomputed_tokens - recorded_.recomputed_tokens},
          .prompt_tokens_cached = now.cached_tokens - recorded_.cached_tokens,
          .preemptions = now.preemptions - recorded_.preemptions,
          .plan_seconds = seconds});
@@ -334,7 +335,7 @@ std::string Engine::FindViolation() const {
 // Turns the scheduler's decision into a plan that stays valid while the scheduler goes on.
 void Engine::Fill(Job& job) {
   job.plan.commands.clear();
-  std::swap(job.plan.commands, commands_);
+  std::swap(job.plan.commands, step_.commands);
   job.plan.chunks.clear();
   job.draws.clear();
   job.results.clear();
@@ -351,18 +352,14 @@ void Engine::Fill(Job& job) {
     job.ids.insert(job.ids.end(), values.begin(), values.end());
     return std::span<const int32_t>(job.ids).subspan(begin);
   };
-  planned_rows_ = {};
   for (const PlannedChunk& planned : step_.chunks) {
     Sequence& sequence = *static_cast<Sequence*>(planned.context);
     job.sequences.push_back(&sequence);
     if (!sequence.request->first_row.has_value()) sequence.request->first_row = job.launched;
-    const RowCounts rows =
-        CountRows(planned.begin, planned.end, planned.num_recomputed, sequence.prompt_tokens());
-    planned_rows_.prompt += rows.prompt;
-    planned_rows_.decode += rows.decode;
-    planned_rows_.recomputed += rows.recomputed;
     SequenceTotals& totals = sequence.totals;
-    totals.prompt_tokens_computed += rows.prompt;
+    totals.prompt_tokens_computed +=
+        CountRows(planned.begin, planned.end, planned.num_recomputed, sequence.prompt_tokens())
+            .prompt;
     if (!std::exchange(totals.started, true)) {
       totals.prompt_tokens_cached = scheduler_.cached_tokens(planned.id);
       if (options_.statistics != nullptr)

@@ -120,9 +120,6 @@ class Engine {
   int64_t num_waiting() const;
   int64_t num_running() const;
   EngineCounters counters() const;
-  const PrefixCacheCounters& prefix_cache_counters() const {
-    return prefix_cache_.counters();
-  }
   // What the scheduler was told and decided since the last call, as text that ReplaySchedule
   // (sched/recorder.h) reads; it holds prompts as token ids. Empty without record_schedule.
   std::string TakeSchedule();
@@ -179,14 +176,11 @@ class Engine {
   std::vector<SeqId> ended_while_collecting_;
   std::vector<SeqId> scored_at_once_;  // ask for nothing: they end with the next step
   SchedulerStep step_;
-  // Byte moves that were decided in a step without rows; the next step carries them out.
-  std::vector<StateCommand> commands_;
   // In flight at most two; the third can be filled meanwhile.
   std::array<std::unique_ptr<Job>, 3> jobs_;
   size_t next_job_ = 0;
   int64_t completion_tokens_ = 0;
   // What the statistics have been told.
-  RowCounts planned_rows_;
   int64_t recorded_tokens_ = 0;
   SchedulerCounters recorded_;
   double last_plan_seconds_ = 0;

@@ -38,6 +38,11 @@ struct LLM::Impl {
   std::unique_ptr<TraceRecorder> trace;  // null: not asked for
   // Lives as long as the model, and with it the prefix cache.
   std::unique_ptr<Engine> engine;
+  std::random_device entropy;
+
+  BatchContext Context() {
+    return {*engine, tokenizer, [this] { return (uint64_t{entropy()} << 32) | entropy(); }};
+  }
 
   void StartEngine() {
     engine = std::make_unique<Engine>(backend, tokenizer, engine_options, EngineEvents{});
@@ -68,14 +73,7 @@ Result<std::unique_ptr<LLM>> LLM::Load(const LLMOptions& options) {
                             "different models.",
                             options.model_dir, tokenizer.vocab_size(), config.vocab_size));
   }
-  if (options.max_model_len > config.max_position_embeddings) {
-    return Fail(
-        Code::kInvalidArgument,
-        fmt::format(
-            "max_model_len is {}; this model supports at most {} (max_position_embeddings).",
-            options.max_model_len, config.max_position_embeddings),
-        "max_model_len");
-  }
+  DI_RETURN_IF_ERROR(CheckMaxModelLen(config, options.max_model_len));
   const int64_t shortest_tail = config.sliding_window + kRollbackTokens;
   const bool replays = options.decoder_replay != DecoderReplay::kOff;
   if (!replays && options.replay_keep_tokens != 0) {
@@ -149,17 +147,11 @@ Result<std::unique_ptr<LLM>> LLM::Load(const LLMOptions& options) {
 
 std::vector<RequestOutput> LLM::Generate(std::span<const Request> requests,
                                          const GenerateCallbacks& callbacks) {
-  std::random_device entropy;
-  const BatchContext context{*impl_->engine, impl_->tokenizer,
-                             [&entropy] { return (uint64_t{entropy()} << 32) | entropy(); }};
-  return RunBatch(context, requests, callbacks);
+  return RunBatch(impl_->Context(), requests, callbacks);
 }
 
 void LLM::GenerateStream(const RequestSource& next, const GenerateCallbacks& callbacks) {
-  std::random_device entropy;
-  const BatchContext context{*impl_->engine, impl_->tokenizer,
-                             [&entropy] { return (uint64_t{entropy()} << 32) | entropy(); }};
-  RunStream(context, next, callbacks);
+  RunStream(impl_->Context(), next, callbacks);
 }
 
 Result<std::vector<int32_t>> LLM::Encode(std::string_view text, bool parse_special) const {

@@ -4,6 +4,7 @@
 #include <initializer_list>
 #include <vector>
 
+#include "base/ceil_div.h"
 #include "ops/hyper_connection/hyper_connection.h"
 #include "ops/linear/linear_kernels.h"
 #include "ops/quantize/group_quantize.h"
@@ -60,7 +61,7 @@ class Counter {
   void Linear(int64_t rows, int64_t k) {
     constexpr int64_t kWaveRows = 2048;
     count_.Scope([&] {
-      const int64_t padded = (k + kLinearBlock - 1) / kLinearBlock * kLinearBlock;
+      const int64_t padded = CeilDiv(k, kLinearBlock) * kLinearBlock;
       count_.Add(std::min(rows, kWaveRows) * (padded * kWordBytes + 64));
       count_.Add((kLinearMaxRows * kLinearTileOutputs * kWordBytes + kLinearScratchBytes) *
                  s_.num_threads);
@@ -71,7 +72,7 @@ class Counter {
     const int64_t rows = s_.rows;
     Words(rows);          // ids
     Words(s_.sequences);  // slots
-    Words(s_.sequences * ((s_.context + kBlockTokens - 1) / kBlockTokens));
+    Words(s_.sequences * (CeilDiv(s_.context, kBlockTokens)));
     Words(s_.sequences * s_.table_pages);
     Words(s_.sequences);  // first pages
     for (int half = 0; half < 2; ++half) {

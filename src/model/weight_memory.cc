@@ -3,33 +3,19 @@
 #include <algorithm>
 #include <numeric>
 
-#include "ops/linear/linear_kernels.h"
+#include "base/ceil_div.h"
+#include "ops/linear/linear.h"
 
 namespace deepinfer {
 namespace {
 
-int64_t CeilDiv(int64_t a, int64_t b) {
-  return (a + b - 1) / b;
-}
-
 // A linear of [n, k] in tiles (ops/linear/linear_pack.h); its scales are among them.
 int64_t PackedBytes(StoredDType dtype, int64_t n, int64_t k) {
   constexpr int64_t kHeaderBytes = 512;  // of the object and the allocation
-  const int64_t tiles = CeilDiv(n, kLinearTileOutputs);
-  const int64_t blocks = CeilDiv(k, kLinearBlock);
-  const int64_t codes = blocks * kLinearBlock * kLinearTileOutputs;
-  int64_t tile = 0;
-  switch (dtype) {
-    case StoredDType::kF8E4M3:
-      tile = CeilDiv(2 * blocks, 64) * 64 + codes;
-      break;
-    case StoredDType::kI8:
-      tile = blocks * kLinearTileOutputs + codes / 2;
-      break;
-    default:
-      tile = 2 * codes;
-  }
-  return tiles * tile + kLinearTileSlack + kHeaderBytes;
+  const WeightFormat format = dtype == StoredDType::kF8E4M3 ? WeightFormat::kFp8Block
+                              : dtype == StoredDType::kI8   ? WeightFormat::kFp4Group
+                                                            : WeightFormat::kBf16;
+  return LinearTiledBytes(format, n, k) + kHeaderBytes;
 }
 
 bool IsLoadedOnCpu(TensorGroup group) {

@@ -4,6 +4,7 @@
 #include <span>
 #include <utility>
 
+#include "base/ceil_div.h"
 #include "base/check.h"
 #include "base/log.h"
 #include "model/decoder_replay.h"
@@ -315,7 +316,7 @@ Status Executor::Impl::ValidateRows(const StepChunk& chunk) const {
 
 Status Executor::Impl::ValidateUnits(const StepChunk& chunk) const {
   const int64_t end = chunk.begin + chunk.num_rows;
-  const int64_t units = (end + kBlockTokens - 1) / kBlockTokens;
+  const int64_t units = CeilDiv(end, kBlockTokens);
   if (std::ssize(chunk.blocks) < units) {
     return Fail(
         Code::kInvalidArgument,
@@ -367,7 +368,7 @@ Status Executor::Impl::ClaimUnits(const StepPlan& plan) {
   int32_t number = 0;
   for (const StepChunk& chunk : plan.chunks) {
     ++number;
-    const int64_t units = (chunk.begin + chunk.num_rows + kBlockTokens - 1) / kBlockTokens;
+    const int64_t units = CeilDiv(chunk.begin + chunk.num_rows, kBlockTokens);
     const int64_t first_written = chunk.begin / kBlockTokens;
     // Entries before entries_begin are known, so blocks in front of it are only read.
     const int64_t first_block = std::max(chunk.begin, chunk.entries_begin) / kBlockTokens;

@@ -7,6 +7,7 @@
 #include <fstream>
 #include <limits>
 
+#include "base/ceil_div.h"
 #include "base/quoted.h"
 #include "model/step_memory.h"
 #include "ops/quantize/group_quantize.h"
@@ -14,10 +15,6 @@
 
 namespace deepinfer {
 namespace {
-
-int64_t BlocksFor(int64_t tokens) {
-  return (tokens + kBlockTokens - 1) / kBlockTokens;
-}
 
 // Sizes for people, in sentences.
 std::string Gigabytes(int64_t bytes) {
@@ -53,6 +50,15 @@ Result<CacheFormat> ParseCacheFormat(std::string_view name) {
   return Fail(Code::kInvalidArgument,
               fmt::format("cache_format is {}; allowed are packed and bf16.", Quoted(name)),
               "cache_format");
+}
+
+Status CheckMaxModelLen(const ModelConfig& config, int64_t max_model_len) {
+  if (max_model_len <= config.max_position_embeddings) return {};
+  return Fail(Code::kInvalidArgument,
+              fmt::format("max_model_len is {}; this model supports at most {} "
+                          "(max_position_embeddings).",
+                          max_model_len, config.max_position_embeddings),
+              "max_model_len");
 }
 
 CacheGeometry MakeCacheGeometry(const ModelConfig& config, int64_t rollback_tokens,
@@ -103,8 +109,10 @@ std::vector<MemoryItem> MemoryPlan::Items() const {
 int64_t MemoryPlan::SequencesThatFit(int64_t tokens) const {
   if (tokens < 1 || tokens > max_sequence_tokens) return 0;
   // A row at the end needs the pages of the history before it and its own.
-  const int64_t pages = std::min(BlocksFor(tokens), (history_tokens - 1) / kBlockTokens + 2);
-  return std::min({num_slots, num_blocks / BlocksFor(tokens), num_window_pages / pages});
+  const int64_t pages =
+      std::min(CeilDiv(tokens, kBlockTokens), (history_tokens - 1) / kBlockTokens + 2);
+  return std::min(
+      {num_slots, num_blocks / CeilDiv(tokens, kBlockTokens), num_window_pages / pages});
 }
 
 MemoryPlan PlanMemory(const ModelConfig& config, const MemoryRequest& request) {
@@ -120,7 +128,7 @@ MemoryPlan PlanMemory(const ModelConfig& config, const MemoryRequest& request) {
   // A sequence with `history` tokens before its `rows` of a step touches at most
   // floor((history + rows - 2) / 128) + 2 pages; the rows of all sequences together are bounded.
   const int64_t running = request.max_sequences * ((plan.history_tokens - 1) / kBlockTokens + 3) +
-                          BlocksFor(request.max_batched_tokens);
+                          CeilDiv(request.max_batched_tokens, kBlockTokens);
   const int64_t cached =
       request.window_cache_pages < 0 ? 2 * request.max_sequences : request.window_cache_pages;
   plan.num_window_pages = running + cached;
@@ -130,7 +138,7 @@ MemoryPlan PlanMemory(const ModelConfig& config, const MemoryRequest& request) {
   int64_t context = config.max_position_embeddings;
   if (request.max_model_len > 0) context = std::min(context, request.max_model_len);
   if (request.cache_tokens > 0) {
-    context = std::min(context, BlocksFor(request.cache_tokens) * kBlockTokens);
+    context = std::min(context, CeilDiv(request.cache_tokens, kBlockTokens) * kBlockTokens);
   }
   plan.step_logit_rows =
       std::min(request.max_batched_tokens, request.max_sequences + request.max_prompt_logit_rows);
@@ -146,12 +154,12 @@ MemoryPlan PlanMemory(const ModelConfig& config, const MemoryRequest& request) {
 
   const int64_t block_bytes = std::max<int64_t>(1, geometry.BytesPerBlock());
   if (request.cache_tokens > 0) {
-    plan.num_blocks = BlocksFor(request.cache_tokens);
+    plan.num_blocks = CeilDiv(request.cache_tokens, kBlockTokens);
   } else {
     constexpr int64_t kTokensPerFurtherSequence = 8192;
-    const int64_t wanted =
-        BlocksFor(context) +
-        (request.max_sequences - 1) * BlocksFor(std::min(kTokensPerFurtherSequence, context));
+    const int64_t wanted = CeilDiv(context, kBlockTokens) +
+                           (request.max_sequences - 1) *
+                               CeilDiv(std::min(kTokensPerFurtherSequence, context), kBlockTokens);
     plan.host_bytes = gpu ? 0 : HostBytes(config, plan);
     const int64_t left = std::max<int64_t>(0, request.memory_bytes - plan.total_bytes());
     plan.num_blocks = gpu ? left / block_bytes : std::min(wanted, left / 2 / block_bytes);

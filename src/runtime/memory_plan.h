@@ -25,6 +25,9 @@ enum class CacheFormat : uint8_t {
 // From "packed" or "bf16". Errors: kInvalidArgument with field "cache_format".
 Result<CacheFormat> ParseCacheFormat(std::string_view name);
 
+// kInvalidArgument if a sequence may be asked to be longer than the model supports.
+Status CheckMaxModelLen(const ModelConfig& config, int64_t max_model_len);
+
 // Record sizes that follow from the model configuration. `rollback_tokens`: by how much a sequence
 // can be set back in place.
 CacheGeometry MakeCacheGeometry(const ModelConfig& config, int64_t rollback_tokens,

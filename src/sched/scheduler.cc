@@ -8,6 +8,7 @@
 #include <unordered_map>
 #include <utility>
 
+#include "base/ceil_div.h"
 #include "base/check.h"
 #include "sched/policy.h"
 #include "sched/user_service.h"
@@ -20,10 +21,6 @@ enum class Phase : uint8_t { kHeld, kWaiting, kRunning, kEnding };
 constexpr size_t kNowhere = static_cast<size_t>(-1);
 constexpr int64_t kReservedOutputTokens = 4096;
 constexpr int64_t kMaxUncommittedSteps = 2;
-
-int64_t CeilDiv(int64_t a, int64_t b) {
-  return (a + b - 1) / b;
-}
 
 // The finaliser of SplitMix64: a draw that depends on its argument only.
 uint64_t Mix(uint64_t x) {
@@ -142,8 +139,7 @@ struct Scheduler::Impl {
     DI_CHECK_GE(options.max_num_seqs, 1);
     DI_CHECK_GE(options.max_num_batched_tokens, options.max_num_seqs);
     DI_CHECK_GE(options.max_prompt_logit_rows, 1);
-    // A sequence that goes on row by row holds at most this many pages.
-    const int64_t pages = 1 + CeilDiv(pools.window - 1 + pools.rollback, kBlockTokens);
+    const int64_t pages = PagesRowByRow();
     int64_t units = pools.blocks.size();
     if (pools.window_pages.size() < pages) units = std::min(units, pools.window_pages.size());
     if (pools.slots.size() == 0) units = 0;
@@ -541,13 +537,16 @@ struct Scheduler::Impl {
     return true;
   }
 
+  // The most window pages that a sequence holds that goes on row by row.
+  int64_t PagesRowByRow() const {
+    return 1 + CeilDiv(pools.window - 1 + pools.rollback, kBlockTokens);
+  }
+
   // From a saved state.
   bool Import(Sequence& sequence, bool alone, int64_t reserve, int64_t page_reserve,
               int64_t all_blocks, SchedulerStep* step) {
-    const int64_t history = pools.window - 1 + pools.rollback;
-    const int64_t pages = 1 + CeilDiv(history, kBlockTokens);
     if (!alone && (all_blocks + reserve > pools.available_blocks() ||
-                   pages + page_reserve > pools.available_window_pages()))
+                   PagesRowByRow() + page_reserve > pools.available_window_pages()))
       return false;
     const size_t commands = step->commands.size();
     sequence.state = SequenceState::Restore(pools, sequence.image, &step->commands);

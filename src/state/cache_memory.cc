@@ -5,15 +5,12 @@
 #include <unordered_map>
 #include <utility>
 
+#include "base/ceil_div.h"
 #include "base/check.h"
 #include "tensor/copy.h"
 
 namespace deepinfer {
 namespace {
-
-int64_t CeilDiv(int64_t a, int64_t b) {
-  return (a + b - 1) / b;
-}
 
 // At the beginning of every image, in the byte order of the machine (little endian).
 struct ImageHeader {

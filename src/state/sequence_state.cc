@@ -3,14 +3,11 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/ceil_div.h"
 #include "base/check.h"
 
 namespace deepinfer {
 namespace {
-
-int64_t CeilDiv(int64_t a, int64_t b) {
-  return (a + b - 1) / b;
-}
 
 // The first position of the window history of a state of `tokens` tokens.
 int64_t HistoryBegin(const StatePools& pools, int64_t tokens) {

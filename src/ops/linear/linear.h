@@ -79,6 +79,9 @@ class LinearWeight {
 // that do not match the format), kResourceExhausted. Scale byte 255 (NaN) is carried through: the
 // affected outputs are NaN.
 Result<LinearWeight> PackLinearWeight(const LinearSource& source, Stream& stream);
+// Bytes that a weight of n outputs and k columns takes in the layouts of tiles: those of all levels
+// but the scalar one.
+int64_t LinearTiledBytes(WeightFormat format, int64_t n, int64_t k);
 
 struct LinearArgs {
   TensorView x;  // [rows, k] bf16, rows may be strided

@@ -254,8 +254,7 @@ inline void MultiplyRowOfFp4(const LinearTileJob& job, int64_t first_block, int6
       for (int s = 0; s < kStrips; ++s) dwords[s] = _mm512_load_si512(codes + 64 * s);
 #pragma GCC unroll 4
       for (int j = 0; j < 4; ++j) {
-        _mm_prefetch(reinterpret_cast<const char*>(codes + 64 * j + kFp4PrefetchBytes),
-                     _MM_HINT_T0);
+        Prefetch(codes + 64 * j + kFp4PrefetchBytes);
         const __m512 x0 = _mm512_set1_ps(x[2 * j]);
         const __m512 x1 = _mm512_set1_ps(x[2 * j + 1]);
 #pragma GCC unroll 4

@@ -26,6 +26,7 @@
 #include <immintrin.h>
 
 #include "ops/linear/linear_kernels.h"
+#include "ops/linear/linear_tile_bytes.h"
 
 namespace deepinfer {
 namespace {
@@ -161,21 +162,6 @@ inline __m256 Scales(const uint8_t* bytes) {
 inline __m256 Scale(uint8_t byte) {
   return _mm256_castsi256_ps(_mm256_max_epi32(_mm256_set1_epi32(static_cast<int>(byte) << 23),
                                               _mm256_set1_epi32(0x00400000)));
-}
-
-constexpr int64_t kFp4BlockBytes = 64 + 32 * 32;
-constexpr int64_t kFp8BlockBytes = 32 * 64;
-constexpr int64_t kBf16BlockBytes = 32 * 128;
-
-inline int64_t Fp8HeaderBytes(int64_t blocks) {
-  return (2 * blocks + 63) / 64 * 64;
-}
-
-// Far enough ahead for DRAM latency at one core's share of the bandwidth.
-constexpr int64_t kPrefetchBytes = 2048;
-
-inline void Prefetch(const uint8_t* address) {
-  _mm_prefetch(reinterpret_cast<const char*>(address), _MM_HINT_T0);
 }
 
 // ---- One row: codes are converted in registers and used once ------------------------------------

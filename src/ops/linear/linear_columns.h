@@ -10,25 +10,12 @@
 #include <immintrin.h>
 
 #include "ops/linear/linear_kernels.h"
+#include "ops/linear/linear_tile_bytes.h"
 
 namespace deepinfer {
 namespace {
 
 constexpr int kStrips = 4;  // of 16 outputs: one tile
-constexpr int64_t kFp4BlockBytes = 64 + 32 * 32;
-constexpr int64_t kFp8BlockBytes = 32 * 64;
-constexpr int64_t kBf16BlockBytes = 32 * 128;
-// Far enough ahead for DRAM latency at one core's share of the bandwidth.
-constexpr int64_t kPrefetchBytes = 2048;
-
-inline void Prefetch(const uint8_t* address) {
-  _mm_prefetch(reinterpret_cast<const char*>(address), _MM_HINT_T0);
-}
-
-inline int64_t Fp8HeaderBytes(int64_t blocks) {
-  return (2 * blocks + 63) / 64 * 64;
-}
-
 inline __m512 ScaleBits(__m512i bytes) {
   return _mm512_castsi512_ps(
       _mm512_max_epi32(_mm512_slli_epi32(bytes, 23), _mm512_set1_epi32(0x00400000)));

@@ -6,7 +6,9 @@
 #include <mutex>
 #include <utility>
 
+#include "base/ceil_div.h"
 #include "base/check.h"
+#include "ops/linear/linear_tile_bytes.h"
 #include "tensor/float_formats.h"
 
 namespace deepinfer {
@@ -17,10 +19,6 @@ constexpr int64_t kBlock = kLinearBlock;
 constexpr int64_t kMaxExtent = int64_t{1} << 31;
 constexpr uint8_t kScaleNan = 255;
 constexpr uint8_t kScaleOne = 127;
-
-int64_t CeilDiv(int64_t a, int64_t b) {
-  return (a + b - 1) / b;
-}
 
 // Where a word of four FP4 columns in the kLanes layout has the code of each: exponent and mantissa
 // from bit `low` on, and the sign.
@@ -78,19 +76,14 @@ int64_t ScaleRows(WeightFormat format, int64_t n) {
   return 0;
 }
 
-// Where the codes of a tile start, and the bytes of a tile.
-int64_t Fp8HeaderBytes(int64_t blocks) {
-  return CeilDiv(2 * blocks, 64) * 64;
-}
-
 int64_t TileBytes(WeightFormat format, int64_t blocks) {
   switch (format) {
     case WeightFormat::kBf16:
-      return blocks * kBlock * kTile * 2;
+      return blocks * kBf16BlockBytes;
     case WeightFormat::kFp8Block:
-      return Fp8HeaderBytes(blocks) + blocks * kBlock * kTile;
+      return Fp8HeaderBytes(blocks) + blocks * kFp8BlockBytes;
     case WeightFormat::kFp4Group:
-      return blocks * (kTile + kBlock * kTile / 2);
+      return blocks * kFp4BlockBytes;
   }
   return 0;
 }
@@ -354,6 +347,10 @@ int64_t LinearWeight::bytes() const {
   return packed_->data.bytes() - slack;
 }
 
+int64_t LinearTiledBytes(WeightFormat format, int64_t n, int64_t k) {
+  return CeilDiv(n, kTile) * TileBytes(format, CeilDiv(k, kBlock)) + kLinearTileSlack;
+}
+
 Result<LinearWeight> PackLinearWeight(const LinearSource& source, Stream& stream) {
   DI_RETURN_IF_ERROR(CheckSource(source));
   LinearWeight weight;
@@ -387,7 +384,7 @@ Result<LinearWeight> PackLinearWeight(const LinearSource& source, Stream& stream
 
   DI_ASSIGN_OR_RETURN(
       packed.data,
-      Buffer::Allocate(stream.device(), packed.tiles * packed.tile_bytes + kLinearTileSlack));
+      Buffer::Allocate(stream.device(), LinearTiledBytes(source.format, source.n, source.k)));
   uint8_t* data = static_cast<uint8_t*>(packed.data.data());
   const std::vector<uint8_t> zeros(static_cast<size_t>(RowBytes(source.format, source.k)));
   std::mutex mutex;
