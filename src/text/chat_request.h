@@ -1,0 +1,76 @@
+// Requests of the three server protocols become a conversation and the options beside it: OpenAI
+// Chat Completions and Responses, and Anthropic-style Messages. The rules are those of the vendor's
+// toolkit (docs/chat.md): what is not allowed is refused with a sentence, unknown top-level fields
+// are ignored. Pure functions of the body.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "base/error.h"
+#include "base/json_value.h"
+#include "deepinfer/chat.h"
+
+namespace deepinfer {
+
+enum class ChatApi : uint8_t { kChatCompletions, kMessages, kResponses };
+
+struct ConversionOptions {
+  bool default_thinking = true;
+  // In thinking mode an assistant turn with calls but without reasoning is refused instead of
+  // getting an empty one (unless its call ids begin with call_NN_ET_).
+  bool require_reasoning_content = false;
+  // Server-side web search tools: dropped, or refused.
+  bool responses_web_search_refused = false;
+  bool messages_web_search_refused = true;
+  int64_t thinking_max_tokens_upper_bound = 393216;
+  int64_t non_thinking_max_tokens_upper_bound = 393216;
+};
+
+// What a constrained decoder is asked for.
+struct OutputConstraint {
+  enum class Kind : uint8_t { kJson, kRegex, kToolCall, kToolCallRequired };
+  Kind kind = Kind::kJson;
+  // JSON schema (compact; empty: any JSON object), pattern, or a compact JSON list of function tools.
+  std::string schema;
+};
+
+struct ConvertedRequest {
+  std::string model;
+  Chat chat;
+  std::vector<std::string> stop;
+  bool stream = false;
+  std::optional<int64_t> max_tokens;
+  double temperature = 1.0;
+  double top_p = 1.0;
+  bool logprobs = false;
+  std::optional<int64_t> top_logprobs;
+  std::optional<int64_t> seed;
+  std::optional<OutputConstraint> constraint;
+  // Responses: function name -> (namespace, name).
+  std::map<std::string, std::pair<std::string, std::string>> namespaces;
+};
+
+// What a server answers with status 400.
+struct RequestProblem {
+  bool malformed = false;  // the body has the wrong shape; else a value is not allowed
+  std::string field;       // path in the body: "messages[1].tool_call_id"
+  std::string message;     // a sentence
+};
+
+tl::expected<ConvertedRequest, RequestProblem> ConvertRequest(ChatApi api, const JsonValue& body,
+                                                              const ConversionOptions& options);
+
+// low 50; medium, high, xhigh 75; max, ultra 100; minimal as low; "none" is 0 (thinking off). Nullopt
+// for other names.
+std::optional<int> ReasoningEffortByName(std::string_view name);
+
+// `strict`: the schema is rebuilt as the toolkit does. Errors: kInvalidArgument with the JSON path.
+Result<JsonValue> StrictSchema(const JsonValue& schema);
+
+}  // namespace deepinfer
