@@ -1,0 +1,175 @@
+#include "apps/chat_line.h"
+
+#include <algorithm>
+#include <array>
+#include <string>
+#include <utility>
+
+#include "base/quoted.h"
+#include "text/chat_request.h"
+#include "text/conversation_json.h"
+
+namespace deepinfer {
+namespace {
+
+constexpr std::array<std::string_view, 9> kFields = {
+    "messages",      "tools",            "tool_choice",      "response_format", "thinking",
+    "thinking_mode", "reasoning_effort", "encoding_profile", "drop_thinking"};
+
+// What a message may hold. Logs of other services carry more, which counts only if it says
+// something.
+constexpr std::array<std::string_view, 8> kMessageFields = {
+    "role", "content", "reasoning_content", "tool_calls", "tool_call_id", "prefix", "name",
+    "reasoning"};
+
+tl::unexpected<Error> Problem(std::string field, std::string message) {
+  return tl::unexpected<Error>(Error{Code::kInvalidArgument, std::move(message), std::move(field)});
+}
+
+bool SaysNothing(const JsonValue& value) {
+  return value.is_null() || (value.if_array() != nullptr && value.if_array()->empty());
+}
+
+// Refuses fields without effect, and gives reasoning its name: some servers call it "reasoning".
+Status NormalizeMessages(JsonValue* messages) {
+  JsonValue::Array* list = messages->if_array();
+  if (list == nullptr) return {};  // the conversion says what is wrong
+  for (size_t i = 0; i < list->size(); ++i) {
+    JsonValue::Object* message = (*list)[i].if_object();
+    if (message == nullptr) continue;
+    std::erase_if(*message, [](const JsonValue::Member& member) {
+      return member.first != "content" && member.first != "role" && SaysNothing(member.second) &&
+             member.first != "tool_calls";
+    });
+    const bool has_reasoning_content = (*list)[i].Find("reasoning_content") != nullptr;
+    for (JsonValue::Member& member : *message) {
+      const std::string field = fmt::format("messages[{}].{}", i, member.first);
+      if (std::find(kMessageFields.begin(), kMessageFields.end(), member.first) ==
+          kMessageFields.end()) {
+        return Problem(field,
+                       fmt::format("{} is no field of a message; these are role, content, "
+                                   "reasoning_content, tool_calls, tool_call_id, prefix and name.",
+                                   field));
+      }
+      if (member.first != "reasoning") continue;
+      if (has_reasoning_content) {
+        return Problem(field, fmt::format("{} and reasoning_content are both given; they are the "
+                                          "same field.",
+                                          field));
+      }
+      member.first = "reasoning_content";
+    }
+  }
+  return {};
+}
+
+// thinking_mode is a short form of thinking.
+Status ApplyThinkingMode(JsonValue* fields) {
+  const JsonValue* mode = fields->Find("thinking_mode");
+  if (mode == nullptr) return {};
+  const std::string* name = mode->if_string();
+  if (name == nullptr || (*name != "thinking" && *name != "chat")) {
+    return Problem("thinking_mode",
+                   fmt::format("thinking_mode is {}; allowed are \"thinking\" and \"chat\".",
+                               Quoted(mode->DumpCompact())));
+  }
+  if (fields->Find("thinking") != nullptr) {
+    return Problem("thinking_mode",
+                   "thinking_mode and thinking are both given; they say the same, give one.");
+  }
+  fields->Set("thinking", JsonValue::Object{{"type", *name == "chat" ? "disabled" : "enabled"}});
+  return {};
+}
+
+JsonValue Without(const JsonValue& fields, std::initializer_list<std::string_view> names) {
+  JsonValue::Object kept;
+  for (const JsonValue::Member& member : *fields.if_object()) {
+    if (std::find(names.begin(), names.end(), member.first) == names.end()) kept.push_back(member);
+  }
+  return kept;
+}
+
+Result<Chat> RecipeChat(const JsonValue& fields) {
+  if (fields.Find("drop_thinking") != nullptr) {
+    return Problem("drop_thinking",
+                   "drop_thinking is given; it has a meaning with encoding_profile \"checkpoint\" "
+                   "only.");
+  }
+  JsonValue body = Without(fields, {"thinking_mode", "encoding_profile"});
+  body.Set("model", "any");
+  ConversionOptions options;
+  options.model_names.clear();
+  tl::expected<ConvertedRequest, RequestProblem> converted =
+      ConvertRequest(ChatApi::kChatCompletions, body, options);
+  if (!converted.has_value())
+    return Problem(std::move(converted.error().field), std::move(converted.error().message));
+  return std::move(converted->chat);
+}
+
+// The request's tools and response format belong to the first message, which is a system message.
+void AttachToFirstMessage(const JsonValue& fields, JsonValue::Array* messages) {
+  JsonValue attached;
+  for (const char* name : {"tools", "response_format"}) {
+    if (const JsonValue* value = fields.Find(name); value != nullptr) attached.Set(name, *value);
+  }
+  if (attached.is_null()) return;
+  const JsonValue* role = messages->empty() ? nullptr : messages->front().Find("role");
+  if (role == nullptr || *role != JsonValue("system"))
+    messages->insert(messages->begin(), JsonValue::Object{{"role", "system"}, {"content", ""}});
+  for (JsonValue::Member& member : *attached.if_object())
+    messages->front().Set(member.first, std::move(member.second));
+}
+
+Result<Chat> CheckpointChat(const JsonValue& fields) {
+  if (fields.Find("tool_choice") != nullptr) {
+    return Problem("tool_choice",
+                   "tool_choice is given; it has a meaning with encoding_profile \"recipe\" only.");
+  }
+  JsonValue line;
+  JsonValue messages = *fields.Find("messages");
+  if (messages.if_array() != nullptr) AttachToFirstMessage(fields, messages.if_array());
+  line.Set("messages", std::move(messages));
+  const JsonValue* thinking = fields.Find("thinking");
+  const JsonValue* type = thinking != nullptr ? thinking->Find("type") : nullptr;
+  if (thinking != nullptr && (type == nullptr || type->if_string() == nullptr ||
+                              (*type->if_string() != "enabled" && *type->if_string() != "disabled"))) {
+    return Problem("thinking", fmt::format("thinking is {}; allowed are {{\"type\": \"enabled\"}} and "
+                                           "{{\"type\": \"disabled\"}}.",
+                                           Quoted(thinking->DumpCompact())));
+  }
+  line.Set("mode", type != nullptr && *type->if_string() == "disabled" ? "chat" : "thinking");
+  if (const JsonValue* effort = fields.Find("reasoning_effort"); effort != nullptr)
+    line.Set("effort", *effort);
+  if (const JsonValue* drop = fields.Find("drop_thinking"); drop != nullptr)
+    line.Set("drop_thinking", *drop);
+  return ChatFromCheckpointMessages(line);
+}
+
+}  // namespace
+
+bool IsChatField(std::string_view name) {
+  return std::find(kFields.begin(), kFields.end(), name) != kFields.end();
+}
+
+Result<Chat> ChatFromLine(const JsonValue& fields) {
+  JsonValue chat = fields;
+  std::string profile = "recipe";
+  if (const JsonValue* value = chat.Find("encoding_profile"); value != nullptr) {
+    const std::string* name = value->if_string();
+    if (name == nullptr || (*name != "recipe" && *name != "checkpoint")) {
+      return Problem("encoding_profile",
+                     fmt::format("encoding_profile is {}; allowed are \"recipe\" and "
+                                 "\"checkpoint\".",
+                                 Quoted(value->DumpCompact())));
+    }
+    profile = *name;
+  }
+  DI_RETURN_IF_ERROR(ApplyThinkingMode(&chat));
+  if (profile == "checkpoint") return CheckpointChat(chat);
+  JsonValue messages = *chat.Find("messages");
+  DI_RETURN_IF_ERROR(NormalizeMessages(&messages));
+  chat.Set("messages", std::move(messages));
+  return RecipeChat(chat);
+}
+
+}  // namespace deepinfer
