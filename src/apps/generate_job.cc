@@ -696,7 +696,7 @@ class FileJob {
   Result<int> StopForErrors(const ProgressSample& sample) {
     PrintStderr(
         "deepinfer: error: {} failed, more than --max-errors {}; stopped. {}. "
-        "The journal {} keeps them; a larger --max-errors lets the job go on.\n",
+        "The journal {} keeps what is finished; a larger --max-errors lets the job go on.\n",
         Counted(sample.failed, "line"), *options_.max_errors, Finished(sample),
         Quoted(journal_path_));
     PrintHowToResume();
@@ -709,7 +709,7 @@ class FileJob {
       PrintStderr("deepinfer: interrupted; nothing was generated.\n");
       return kExitInterrupted;
     }
-    PrintStderr("deepinfer: interrupted; {}, and the journal {} keeps them.\n",
+    PrintStderr("deepinfer: interrupted; {}, and the journal {} keeps what is finished.\n",
                 sample.done > 0 ? Finished(sample) : LinesFinished(journal_->num_records()),
                 Quoted(journal_path_));
     PrintHowToResume();
