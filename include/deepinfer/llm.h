@@ -92,14 +92,14 @@ struct LLMOptions {
   bool prefix_caching = true;
   // Tokens that are computed again with a cut window where a cached prefix has lost its window keys
   // (the others are reused); 0: only hits that change no output. Otherwise at least 134 for the
-  // released model (window + 6), and outputs depend on what is in the cache.
+  // released model (window + 6), and outputs depend on what is in the cache. Needs prefix_caching.
   int64_t approximate_hit_tokens = 0;
   // Only the last tokens of a prompt run the decoder half: nearly half the work of a long prompt.
   // Outputs are those of the truncated function, whatever the batch, the chunks and the cache, and
   // those of the whole model for prompts no longer than replay_keep_tokens.
   DecoderReplay decoder_replay = DecoderReplay::kOff;
   // Tokens that run it; 0: window + 12, which is 140 for the released model. Otherwise at least
-  // window + 6.
+  // window + 6. 0 while decoder_replay is off.
   int64_t replay_keep_tokens = 0;
   // How a sequence gives its memory up when it runs out: its state is computed again later, or kept
   // in host memory. Changes no output.
@@ -189,6 +189,9 @@ class LLM {
 
   // What has been done since Load; from any thread.
   StatisticsSnapshot Statistics() const;
+  // Counts a request that the caller refused itself, for instance because what it was read from is
+  // no request, so that the statistics have every request that came in. From any thread.
+  void CountRefused();
   // Hands the recorded trace over in pieces, as JSON for a trace viewer, until `write` returns
   // false. Nothing without LLMOptions::record_trace.
   void WriteTrace(const std::function<bool(std::string_view piece)>& write) const;

@@ -57,7 +57,7 @@ struct SelfcheckReport {
   int64_t preemptions = 0;                        // over all variants
   std::optional<SelfcheckDifference> difference;  // the first one
   double seconds = 0;
-  bool complete = false;  // not stopped before the last variant
+  bool complete = false;  // not stopped before the end
 
   bool passed() const {
     return complete && !difference.has_value();
@@ -67,10 +67,13 @@ struct SelfcheckReport {
 struct SelfcheckProgress {
   int64_t variants_done = 0;
   int64_t variants_total = 0;
-  std::string variant;  // that runs now
+  std::string variant;        // that runs now
+  int64_t variant_steps = 0;  // that it has run so far; 0: it is about to begin
 };
 
-// Called before each variant; false stops with what has been checked so far.
+// Called before each variant and after each step of the model, so that a caller need not wait for
+// the end of a variant; false stops after the step, with what has been checked so far. A variant
+// that was stopped counts as one that did not run.
 using SelfcheckCallback = std::function<bool(const SelfcheckProgress&)>;
 
 }  // namespace deepinfer

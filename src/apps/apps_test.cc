@@ -103,7 +103,85 @@ TEST(Program, AFullStandardOutputIsAFailureWithAReason) {
   }
 }
 
+TEST(Program, OptionsThatOnlyTogetherAreWrongGetTheSameSentenceEverywhere) {
+  const std::string model = " --model " DI_TEST_DATA_DIR "/model/three/checkpoint ";
+  for (const std::string command : {"plan", "selfcheck", "generate --prompt x"}) {
+    for (const auto& [options, says] : std::initializer_list<std::pair<const char*, const char*>>{
+             {"--max-num-seqs 600",
+              "deepinfer: error: --max-num-batched-tokens is 512; allowed is at least "
+              "--max-num-seqs, which is 600.\n"},
+             {"--replay-keep-tokens 200",
+              "deepinfer: error: --replay-keep-tokens is 200, but --replay is off; "}}) {
+      const Outcome usage = RunProgram(command + model + options);
+      EXPECT_EQ(usage.status, 2) << command << options;
+      EXPECT_THAT(usage.output, StartsWith(says)) << command;
+    }
+    const Outcome keep = RunProgram(command + model + "--replay compact --replay-keep-tokens 3");
+    EXPECT_EQ(keep.status, 1) << command;
+    EXPECT_THAT(keep.output, HasSubstr("--replay-keep-tokens is 3; allowed are 0 or at least"));
+  }
+  const Outcome hits =
+      RunProgram("generate --prompt x --no-prefix-cache --approximate-hit-tokens 200" + model);
+  EXPECT_EQ(hits.status, 2);
+  EXPECT_THAT(hits.output, HasSubstr("--approximate-hit-tokens is 200, but the prefix cache "
+                                     "(--no-prefix-cache) is off"));
+}
+
+TEST(Program, FilesWithoutANameAreRefusedByOption) {
+  const std::string model = " --model " DI_TEST_DATA_DIR "/model/three/checkpoint ";
+  for (const auto& [command, option] : std::initializer_list<std::pair<const char*, const char*>>{
+           {"generate --prompt x", "--stats"},
+           {"generate --prompt x", "--metrics"},
+           {"generate --prompt x", "--trace"},
+           {"generate --prompt x", "--record-schedule"},
+           {"generate", "--input"},
+           {"selfcheck", "--json"},
+           {"bench decode", "--json"}}) {
+    const Outcome usage = RunProgram(command + model + option + " ''");
+    EXPECT_EQ(usage.status, 2) << command << option;
+    EXPECT_THAT(usage.output, HasSubstr(std::string(option) + ": The name of a file is expected"));
+  }
+}
+
+TEST(Program, SeedsOfSelfcheckAreNumbersFromZeroOn) {
+  const Outcome usage =
+      RunProgram("selfcheck --model " DI_TEST_DATA_DIR "/model/three/checkpoint --seed -5");
+  EXPECT_EQ(usage.status, 2);
+  EXPECT_THAT(usage.output, HasSubstr("--seed: Value -5 not in range 0 to "));
+}
+
+TEST(Program, HelpShowsOptionsAsTheyAreTyped) {
+  for (const char* command : {"generate", "bench ops", "bench decode"}) {
+    const Outcome help = RunProgram(std::string(command) + " --help");
+    EXPECT_THAT(help.output, HasSubstr("--"));
+    EXPECT_EQ(help.output.find("{false}"), std::string::npos) << command;
+    EXPECT_EQ(help.output.find("TEXT:{"), std::string::npos) << command;
+  }
+  const Outcome help = RunProgram("generate --help");
+  for (const char* field : {"user_id", "priority", "timeout_seconds", "cache_salt", "thinking_mode",
+                            "reasoning_effort", "sampling_params"}) {
+    EXPECT_THAT(help.output, HasSubstr("\"" + std::string(field) + "\"")) << field;
+  }
+}
+
 TEST(Program, BenchTellsBeforehandWhatCannotWork) {
+  const std::string model = " --model " DI_TEST_DATA_DIR "/model/three/checkpoint ";
+  for (const auto& [arguments, says] : std::initializer_list<std::pair<std::string, const char*>>{
+           {"bench decode --tokens 100000" + model,
+            "with --prompt and --tokens a sequence has 100065 tokens; this model supports at most"},
+           {"bench prefill --tokens 1000000" + model,
+            "with --tokens a sequence has 1000000 tokens; this model supports at most"},
+           {"bench serve --tokens 100000" + model,
+            "with --prompt and --tokens a sequence has 100032 tokens"},
+           {"bench prefill --tokens 64 --replay compact --keep 3" + model,
+            "--keep is 3; allowed are 0 or at least 14"},
+           {"bench ops --filter nothing",
+            "no case has 'nothing' in its name, which begins with the operation; operations are "
+            "linear, "}}) {
+    const Outcome refused = RunProgram(arguments);
+    EXPECT_EQ(refused.status, 1) << arguments;
+    EXPECT_THAT(refused.output, StartsWith(std::string("deepinfer: error: ") + says));
+  }
   const Outcome json = RunProgram("bench ops --json /nonexistent/x.json");
   EXPECT_EQ(json.status, 1);
   EXPECT_EQ(json.output,

@@ -58,8 +58,8 @@ struct BenchPrefillOptions {
   int64_t tokens = 4096;  // of the prompt (random ids)
   int64_t chunk = 2048;   // rows of a step
   std::string replay = "off";
-  int64_t keep = 140;  // last tokens that run the decoder half, with replay
-  int64_t runs = 3;    // timed; the median is reported
+  int64_t keep = 0;  // last tokens that run the decoder half, with replay; 0: window + 12
+  int64_t runs = 3;  // timed; the median is reported
   std::string cache_format = "packed";
   std::string json;  // file for the results; empty: none
 };

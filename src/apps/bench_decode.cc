@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "apps/bench.h"
+#include "apps/bench_limits.h"
 #include "apps/output.h"
 #include "apps/print.h"
 #include "base/cpu_features.h"
@@ -34,6 +35,9 @@ struct DecodeResult {
 };
 
 Result<DecodeResult> Measure(const BenchDecodeOptions& options) {
+  // One step more than is timed warms up.
+  DI_RETURN_IF_ERROR(LoadConfigForContext(options.model_dir, options.prompt + 1 + options.tokens,
+                                          "--prompt and --tokens"));
   ExecutorOptions executor_options;
   executor_options.model_dir = options.model_dir;
   executor_options.num_threads = options.threads;

@@ -5,10 +5,12 @@
 #include <vector>
 
 #include "apps/bench.h"
+#include "apps/bench_limits.h"
 #include "apps/output.h"
 #include "apps/print.h"
 #include "base/cpu_features.h"
 #include "base/quoted.h"
+#include "engine/llm_options.h"
 #include "runtime/session.h"
 
 namespace deepinfer {
@@ -21,6 +23,7 @@ struct PrefillResult {
   int64_t decoder_rows = 0;     // of each run
   int64_t decoder_layers = 0;
   int64_t layers = 0;
+  int64_t keep = 0;
   int threads = 0;
 
   double median_s() const {
@@ -38,6 +41,10 @@ Result<ReplayMode> ParseReplay(const std::string& name) {
 }
 
 Result<PrefillResult> Measure(const BenchPrefillOptions& options) {
+  DI_ASSIGN_OR_RETURN(const ModelConfig checked,
+                      LoadConfigForContext(options.model_dir, options.tokens, "--tokens"));
+  // What a run would refuse is not worth measuring.
+  DI_RETURN_IF_ERROR(CheckTailTokens(checked, "--keep", options.keep));
   ExecutorOptions executor_options;
   executor_options.model_dir = options.model_dir;
   executor_options.num_threads = options.threads;
@@ -50,12 +57,13 @@ Result<PrefillResult> Measure(const BenchPrefillOptions& options) {
   DI_ASSIGN_OR_RETURN(const std::unique_ptr<Executor> executor, Executor::Create(executor_options));
   const ModelConfig& config = executor->config();
   PrefillResult result;
+  result.keep = options.keep > 0 ? options.keep : DefaultTailTokens(config);
   result.threads = executor->num_threads();
   result.layers = config.num_hidden_layers;
   result.decoder_layers = config.num_hidden_layers - config.decoder_start();
   const int64_t decoder_begin = executor_options.replay == ReplayMode::kOff
                                     ? 0
-                                    : std::max<int64_t>(0, options.tokens - options.keep);
+                                    : std::max<int64_t>(0, options.tokens - result.keep);
   result.decoder_rows = executor_options.replay == ReplayMode::kCompact
                             ? options.tokens - decoder_begin
                             : options.tokens;
@@ -87,9 +95,9 @@ Result<PrefillResult> Measure(const BenchPrefillOptions& options) {
 }  // namespace
 
 int RunBenchPrefill(const BenchPrefillOptions& options) {
-  if (options.tokens < 1 || options.chunk < 1 || options.keep < 1 || options.runs < 1) {
-    return PrintError(
-        {Code::kInvalidArgument, "--tokens, --chunk, --keep and --runs must be at least 1.", ""});
+  if (options.tokens < 1 || options.chunk < 1 || options.keep < 0 || options.runs < 1) {
+    return PrintError({Code::kInvalidArgument,
+                       "--tokens, --chunk and --runs must be at least 1, --keep at least 0.", ""});
   }
   Result<std::optional<OutputFile>> file = CreateIfNamed(options.json);
   if (!file.has_value()) return PrintError(file.error());
@@ -111,7 +119,7 @@ int RunBenchPrefill(const BenchPrefillOptions& options) {
                                {"tokens", options.tokens},
                                {"chunk", options.chunk},
                                {"replay", options.replay},
-                               {"keep", options.keep},
+                               {"keep", r.keep},
                                {"cache_format", options.cache_format},
                                {"layers", r.layers},
                                {"decoder_layers", r.decoder_layers},

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "apps/bench.h"
+#include "apps/bench_limits.h"
 #include "apps/output.h"
 #include "apps/print.h"
 #include "deepinfer/llm.h"
@@ -55,6 +56,9 @@ Result<ServeResult> Measure(LLM& llm, const BenchServeOptions& options, int64_t 
 int RunBenchServe(const BenchServeOptions& options) {
   Result<std::optional<OutputFile>> file = CreateIfNamed(options.json);
   if (!file.has_value()) return PrintError(file.error());
+  const Result<ModelConfig> config = LoadConfigForContext(
+      options.model_dir, options.prompt + options.tokens, "--prompt and --tokens");
+  if (!config.has_value()) return PrintError(config.error());
   LLMOptions llm_options;
   llm_options.model_dir = options.model_dir;
   llm_options.num_threads = options.threads;

@@ -8,6 +8,7 @@
 #include "apps/generate_job.h"
 #include "apps/interrupt.h"
 #include "apps/jsonl.h"
+#include "apps/option_names.h"
 #include "apps/output.h"
 #include "apps/print.h"
 
@@ -51,7 +52,7 @@ int RunGenerate(const GenerateOptions& options) {
   Result<ReportFiles> reports = ReportFiles::Create(options.reports, {});
   if (!reports.has_value()) return PrintError(reports.error());
   Result<std::unique_ptr<LLM>> llm = LLM::Load(options.llm);
-  if (!llm.has_value()) return PrintError(llm.error());
+  if (!llm.has_value()) return PrintError(WithOptionNames(llm.error()));
   const int status = RunPrompt(**llm, options, *defaults);
   const Status reported = reports->Write(**llm);
   return status == kExitOk && !reported.has_value() ? PrintError(reported.error()) : status;

@@ -18,6 +18,7 @@
 #include "apps/journal.h"
 #include "apps/jsonl.h"
 #include "apps/model_fingerprint.h"
+#include "apps/option_names.h"
 #include "apps/output.h"
 #include "apps/print.h"
 #include "apps/progress.h"
@@ -171,6 +172,7 @@ class JobRun {
 
   void Run(LLM& llm) {
     start_ = Now();
+    llm_ = &llm;
     GenerateCallbacks callbacks;
     callbacks.on_finished = [this](size_t index, const RequestOutput& output) {
       Take(index, output);
@@ -266,6 +268,7 @@ class JobRun {
     }
     if (*done) return std::nullopt;
     if (!accepted.has_value()) {
+      llm_->CountRefused();
       Put(line, true, ErrorLine(line.id, line.number, accepted.error()));
       return std::nullopt;
     }
@@ -324,6 +327,7 @@ class JobRun {
   ProgressLine progress_line_;
   ProgressSample sample_;
   double start_ = 0;
+  LLM* llm_ = nullptr;  // while it runs
   IdRegister ids_;
   std::unordered_map<size_t, Line> open_;  // by the number of the request
   size_t num_requests_ = 0;
@@ -413,7 +417,7 @@ std::string Difference(const JobFields& then, const JobFields& now) {
     return !a.empty() && !b.empty() && a != b;
   };
   if (both(Get(then, kInputLines), Get(now, kInputLines))) {
-    return fmt::format("the input has {} lines and had {}", Get(now, kInputLines),
+    return fmt::format("the number of lines of the input is {} and was {}", Get(now, kInputLines),
                        Get(then, kInputLines));
   }
   if (both(Get(then, kInputDigest), Get(now, kInputDigest)))
@@ -463,10 +467,16 @@ int ExitStatusOf(int64_t failed) {
   return failed > 0 ? kExitSomeLinesFailed : kExitOk;
 }
 
-// "120 of 1000 lines", "120 lines" while the total is not known.
+// "1 line is finished", "120 lines are finished".
+std::string LinesFinished(int64_t done) {
+  return fmt::format("{} {} finished", Counted(done, "line"), done == 1 ? "is" : "are");
+}
+
+// "120 of 1000 lines are finished", "120 lines are finished" while the total is not known.
 std::string Finished(const ProgressSample& sample) {
-  if (sample.total < 0) return Counted(sample.done, "line");
-  return fmt::format("{} of {}", sample.done, Counted(sample.total, "line"));
+  if (sample.total < 0) return LinesFinished(sample.done);
+  return fmt::format("{} of {} {} finished", sample.done, Counted(sample.total, "line"),
+                     sample.done == 1 ? "is" : "are");
 }
 
 int RunToStream(const GenerateOptions& options, const SamplingParams& defaults) {
@@ -494,7 +504,7 @@ int RunToStream(const GenerateOptions& options, const SamplingParams& defaults) 
       ReportFiles::Create(options.reports, {options.input, options.output});
   if (!reports.has_value()) return PrintError(reports.error());
   Result<std::unique_ptr<LLM>> llm = LLM::Load(options.llm);
-  if (!llm.has_value()) return PrintError(llm.error());
+  if (!llm.has_value()) return PrintError(WithOptionNames(llm.error()));
   Result<OrderedWriter> writer = OrderedWriter::Create(options.output);
   if (!writer.has_value()) return PrintError(writer.error());
   StreamSink sink(std::move(*writer));
@@ -510,13 +520,13 @@ int RunToStream(const GenerateOptions& options, const SamplingParams& defaults) 
   run.ShowFinalProgress();
   if (run.too_many_errors()) {
     PrintStderr(
-        "deepinfer: error: {} failed, more than --max-errors {}; stopped. {} are finished "
-        "and written.\n",
+        "deepinfer: error: {} failed, more than --max-errors {}; stopped. {} and "
+        "written.\n",
         Counted(run.sample().failed, "line"), *options.max_errors, Finished(run.sample()));
     return kExitTooManyErrors;
   }
   if (!run.complete()) {
-    PrintStderr("deepinfer: interrupted; {} are finished and written.\n", Finished(run.sample()));
+    PrintStderr("deepinfer: interrupted; {} and written.\n", Finished(run.sample()));
     return kExitInterrupted;
   }
   return ExitStatusOf(run.sample().failed);
@@ -597,9 +607,10 @@ class FileJob {
       }
       if (journal_->cut_bytes() > 0) {
         PrintStderr(
-            "deepinfer: the last {} of {} are not a whole result and were cut; what was "
-            "there is computed again.\n",
-            Counted(journal_->cut_bytes(), "byte"), Quoted(journal_path_));
+            "deepinfer: the last {} of {} {} not a whole result and {} cut; what was there is "
+            "computed again.\n",
+            Counted(journal_->cut_bytes(), "byte"), Quoted(journal_path_),
+            journal_->cut_bytes() == 1 ? "is" : "are", journal_->cut_bytes() == 1 ? "was" : "were");
       }
       ProgressSample sample;
       sample.done = journal_->num_records();
@@ -615,7 +626,9 @@ class FileJob {
     DI_ASSIGN_OR_RETURN(
         reports_, ReportFiles::Create(options_.reports, {options_.input, options_.output, output_,
                                                          journal_path_, temporary_path_}));
-    DI_ASSIGN_OR_RETURN(const std::unique_ptr<LLM> llm, LLM::Load(llm_options));
+    const Result<std::unique_ptr<LLM>> loaded = LLM::Load(llm_options);
+    if (!loaded.has_value()) return tl::unexpected<Error>(WithOptionNames(loaded.error()));
+    const std::unique_ptr<LLM>& llm = *loaded;
     if (resumed && llm->max_model_len() < llm_options.max_model_len) {
       return Fail(Code::kInvalidArgument,
                   fmt::format("the job of {} cannot be resumed: a request has room for {} tokens "
@@ -682,8 +695,8 @@ class FileJob {
 
   Result<int> StopForErrors(const ProgressSample& sample) {
     PrintStderr(
-        "deepinfer: error: {} failed, more than --max-errors {}; stopped. {} are finished. "
-        "The journal {} keeps them; a larger --max-errors lets the job go on.\n",
+        "deepinfer: error: {} failed, more than --max-errors {}; stopped. {}. "
+        "The journal {} keeps what is finished; a larger --max-errors lets the job go on.\n",
         Counted(sample.failed, "line"), *options_.max_errors, Finished(sample),
         Quoted(journal_path_));
     PrintHowToResume();
@@ -696,8 +709,8 @@ class FileJob {
       PrintStderr("deepinfer: interrupted; nothing was generated.\n");
       return kExitInterrupted;
     }
-    PrintStderr("deepinfer: interrupted; {} are finished, and the journal {} keeps them.\n",
-                sample.done > 0 ? Finished(sample) : Counted(journal_->num_records(), "line"),
+    PrintStderr("deepinfer: interrupted; {}, and the journal {} keeps what is finished.\n",
+                sample.done > 0 ? Finished(sample) : LinesFinished(journal_->num_records()),
                 Quoted(journal_path_));
     PrintHowToResume();
     return kExitInterrupted;

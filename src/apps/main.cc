@@ -17,6 +17,7 @@
 #include "apps/jsonl.h"
 #include "apps/logits.h"
 #include "apps/make_checkpoint.h"
+#include "apps/option_names.h"
 #include "apps/output.h"
 #include "apps/plan.h"
 #include "apps/print.h"
@@ -26,6 +27,7 @@
 #include "base/log.h"
 #include "base/quoted.h"
 #include "deepinfer/statistics.h"
+#include "engine/llm_options.h"
 
 namespace deepinfer {
 namespace {
@@ -42,6 +44,15 @@ std::string CheckSeed(const std::string& text) {
 std::string CheckSamplingParams(const std::string& text) {
   const Result<SamplingParams> params = ParseSamplingParams(text);
   return params.has_value() ? "" : params.error().message;
+}
+
+// A file for a report: an empty name is not "no report" but a mistake, a variable that is not set.
+CLI::Validator FileName() {
+  return CLI::Validator(
+      [](const std::string& path) {
+        return path.empty() ? "The name of a file is expected, and it is empty" : "";
+      },
+      "");
 }
 
 CLI::Validator OneOf(std::vector<std::string> words) {
@@ -65,46 +76,6 @@ void AddInspectCommand(CLI::App& app, int& status) {
   command->add_option("directory", options->dir, "Checkpoint directory")->required();
   command->add_flag("--json", options->json, "Print one JSON object");
   command->callback([options, &status] { status = RunInspect(*options); });
-}
-
-void AddPlanCommand(CLI::App& app, int& status) {
-  auto options = std::make_shared<PlanOptions>();
-  CLI::App* command =
-      app.add_subcommand("plan", "Print what a run takes of memory, and what requests fit");
-  command->footer(
-      "Reads config.json only. Exit status: 0 the plan fits, 1 it does not or the options are "
-      "wrong, 2 wrong usage.");
-  command->add_option("--model", options->model_dir, "Checkpoint directory")->required();
-  command->add_option("--device", options->device, "Where the model runs")
-      ->check(OneOf(PlanDeviceNames()))
-      ->capture_default_str();
-  const auto number = [&](const char* name, int64_t& value, int64_t min, int64_t max,
-                          const char* what) {
-    command->add_option(name, value, what)->check(CLI::Range(min, max))->capture_default_str();
-  };
-  number("--memory", options->memory_bytes, 0, int64_t{1} << 50,
-         "Bytes that may be used on each device; 0: nine tenths of what it has");
-  number("--ranks", options->ranks, 1, 4096, "GPUs");
-  number("--max-num-seqs", options->max_num_seqs, 1, LLMOptions::kMaxNumSeqs,
-         "Sequences that run at once");
-  number("--max-num-batched-tokens", options->max_num_batched_tokens, 1,
-         LLMOptions::kMaxNumBatchedTokens, "Rows of one step; at least --max-num-seqs");
-  number("--max-model-len", options->max_model_len, 0, LLMOptions::kMaxTokens,
-         "Prompt + output of a request; 0: as the model allows");
-  number("--cache-tokens", options->cache_tokens, 0, LLMOptions::kMaxTokens,
-         "Cache capacity in tokens; 0: chosen from the memory");
-  command
-      ->add_option_function<std::string>(
-          "--cache-format",
-          [options](const std::string& name) { options->bf16_cache = name == "bf16"; },
-          "Records of the cache")
-      ->check(OneOf({"packed", "bf16"}))
-      ->default_str("packed");
-  command->add_option("--threads", options->num_threads, "0: one per processor")
-      ->check(CLI::Range(0, 1024))
-      ->capture_default_str();
-  command->add_flag("--json", options->json, "Print one JSON object");
-  command->callback([options, &status] { status = RunPlan(*options); });
 }
 
 void AddMakeCheckpointCommand(CLI::App& app, int& status) {
@@ -151,6 +122,20 @@ void AddMakeCheckpointCommand(CLI::App& app, int& status) {
   });
 }
 
+void AddThreads(CLI::App* command, LLMOptions& llm) {
+  command->add_option("--threads", llm.num_threads, "0: one per processor")
+      ->check(CLI::Range(0, LLMOptions::kMaxThreads))
+      ->capture_default_str();
+}
+
+void AddMaxModelLen(CLI::App* command, LLMOptions& llm) {
+  command
+      ->add_option("--max-model-len", llm.max_model_len,
+                   "Prompt + output of a request; 0: as the model and memory allow")
+      ->check(CLI::Range(int64_t{0}, LLMOptions::kMaxTokens))
+      ->capture_default_str();
+}
+
 void AddModelOptions(CLI::App* command, LLMOptions& llm) {
   command->add_option("--model", llm.model_dir, "Checkpoint directory")->required();
   command
@@ -163,9 +148,7 @@ void AddModelOptions(CLI::App* command, LLMOptions& llm) {
           "production: as the published engine rounds; reference: as the vendor's small program")
       ->check(OneOf({"production", "reference"}))
       ->default_str("production");
-  command->add_option("--threads", llm.num_threads, "0: one per processor")
-      ->check(CLI::Range(0, 1024))
-      ->capture_default_str();
+  AddThreads(command, llm);
 }
 
 // The cache and the function that is computed.
@@ -252,12 +235,50 @@ ReplayOptions AddCapacityOptions(CLI::App* command, LLMOptions& llm) {
   return replay;
 }
 
+// Options that only together are wrong are refused as wrong usage, with the library's sentence.
+void CheckTogether(const LLMOptions& llm) {
+  const Status status = CheckOptions(llm);
+  if (!status.has_value()) throw CLI::ValidationError(WithOptionNames(status.error()).message);
+}
+
+void AddPlanCommand(CLI::App& app, int& status) {
+  auto options = std::make_shared<PlanOptions>();
+  CLI::App* command =
+      app.add_subcommand("plan", "Print what a run takes of memory, and what requests fit");
+  command->footer(
+      "Reads config.json only. Exit status: 0 the plan fits, 1 it does not or the options do not "
+      "fit the model, 2 wrong usage.");
+  LLMOptions& llm = options->llm;
+  command->add_option("--model", llm.model_dir, "Checkpoint directory")->required();
+  command->add_option("--device", options->device, "Where the model runs")
+      ->check(OneOf(PlanDeviceNames()))
+      ->capture_default_str();
+  command
+      ->add_option("--memory", options->memory_bytes,
+                   "Bytes that may be used on each device; 0: nine tenths of what it has")
+      ->check(CLI::Range(int64_t{0}, int64_t{1} << 50))
+      ->capture_default_str();
+  command->add_option("--ranks", options->ranks, "GPUs")
+      ->check(CLI::Range(int64_t{1}, int64_t{4096}))
+      ->capture_default_str();
+  AddThreads(command, llm);
+  AddMaxModelLen(command, llm);
+  const ReplayOptions replay = AddCapacityOptions(command, llm);
+  command->add_flag("--json", options->json, "Print one JSON object");
+  command->callback([options, replay, &status] {
+    ApplyReplayEnvironment(replay, options->llm);
+    CheckTogether(options->llm);
+    status = RunPlan(*options);
+  });
+}
+
 // Who runs, and what is reused.
 void AddSchedulingOptions(CLI::App* command, LLMOptions& llm) {
   const char* const group = "Scheduling";
   command
-      ->add_flag("!--no-prefix-cache", llm.prefix_caching,
-                 "Compute every prompt from its first token")
+      ->add_flag_callback(
+          "--no-prefix-cache", [&llm] { llm.prefix_caching = false; },
+          "Compute every prompt from its first token")
       ->group(group);
   command
       ->add_option("--approximate-hit-tokens", llm.approximate_hit_tokens,
@@ -267,8 +288,9 @@ void AddSchedulingOptions(CLI::App* command, LLMOptions& llm) {
       ->capture_default_str()
       ->group(group);
   command
-      ->add_flag("!--no-async-scheduling", llm.async_scheduling,
-                 "Plan a step only when the tokens of the last one are known")
+      ->add_flag_callback(
+          "--no-async-scheduling", [&llm] { llm.async_scheduling = false; },
+          "Plan a step only when the tokens of the last one are known")
       ->group(group);
   command
       ->add_option("--max-chunk-tokens", llm.max_chunk_tokens,
@@ -302,9 +324,12 @@ void AddGenerateCommand(CLI::App& app, const std::string& resume_command, int& s
       app.add_subcommand("generate", "Generate text for a file of prompts, or for one prompt");
   command->footer(
       "Input lines: {\"id\", one of \"prompt\", \"prompt_token_ids\", \"messages\", and optionally "
-      "\"sampling_params\"}. Blank lines are\n"
-      "skipped; a line that is wrong gets an error object in the output and harms no other. Output "
-      "lines keep the input's order.\n"
+      "\"sampling_params\", \"user_id\",\n"
+      "\"priority\", \"timeout_seconds\", \"cache_salt\", and with \"messages\" \"thinking_mode\" "
+      "(thinking or chat) and \"reasoning_effort\"\n"
+      "(1 to 100, low, high or max)}. Blank lines are skipped; a line that is wrong gets an error "
+      "object in the output and harms no\n"
+      "other. Output lines keep the input's order.\n"
       "Results of a job whose output is a file are kept in OUTPUT.partial until all are there; "
       "--resume continues a job that was stopped.\n"
       "Exit status: 0 every line is fine, 3 finished but some lines failed, 4 stopped by "
@@ -313,7 +338,8 @@ void AddGenerateCommand(CLI::App& app, const std::string& resume_command, int& s
       "docs/generate.md describes both formats, docs/sampling.md the sampling parameters.");
   AddModelOptions(command, options->llm);
   CLI::Option* input =
-      command->add_option("--input", options->input, "JSON lines; '-' is the standard input");
+      command->add_option("--input", options->input, "JSON lines; '-' is the standard input")
+          ->check(FileName());
   CLI::Option* prompt = command->add_option("--prompt", options->prompt,
                                             "Print the completion of this text as it is generated");
   CLI::Option* output =
@@ -330,23 +356,29 @@ void AddGenerateCommand(CLI::App& app, const std::string& resume_command, int& s
       ->check(CLI::Validator(CheckSamplingParams, "", "JSON"))
       ->capture_default_str();
   LLMOptions& llm = options->llm;
-  command
-      ->add_option("--max-model-len", llm.max_model_len,
-                   "Prompt + output of a request; 0: as the model and memory allow")
-      ->check(CLI::Range(int64_t{0}, LLMOptions::kMaxTokens))
-      ->capture_default_str();
+  AddMaxModelLen(command, llm);
   const ReplayOptions replay = AddCapacityOptions(command, llm);
   AddSchedulingOptions(command, llm);
-  command->add_option("--stats", options->reports.stats,
-                      "Write the statistics of the run to this file, as JSON");
-  command->add_option("--metrics", options->reports.metrics,
-                      "The same as Prometheus' text; docs/metrics.md describes both");
-  command->add_option("--record-schedule", options->reports.schedule,
-                      "Write what the scheduler was told and decided to this file; "
-                      "'replay-schedule' repeats it without a model. Holds prompts as token ids");
-  command->add_option("--trace", options->reports.trace,
-                      "Write what happened when to this file, for Chrome's or Perfetto's viewer");
-  command->add_flag("!--no-progress", options->show_progress, "No progress line on standard error");
+  command
+      ->add_option("--stats", options->reports.stats,
+                   "Write the statistics of the run to this file, as JSON")
+      ->check(FileName());
+  command
+      ->add_option("--metrics", options->reports.metrics,
+                   "The same as Prometheus' text; docs/metrics.md describes both")
+      ->check(FileName());
+  command
+      ->add_option("--record-schedule", options->reports.schedule,
+                   "Write what the scheduler was told and decided to this file; "
+                   "'replay-schedule' repeats it without a model. Holds prompts as token ids")
+      ->check(FileName());
+  command
+      ->add_option("--trace", options->reports.trace,
+                   "Write what happened when to this file, for Chrome's or Perfetto's viewer")
+      ->check(FileName());
+  command->add_flag_callback(
+      "--no-progress", [options] { options->show_progress = false; },
+      "No progress line on standard error");
   CLI::Option* resume = command->add_flag(
       "--resume", options->resume,
       "Continue the job whose journal is beside the output, or begin it if there is none");
@@ -363,21 +395,16 @@ void AddGenerateCommand(CLI::App& app, const std::string& resume_command, int& s
           ->add_option("--max-errors", options->max_errors,
                        "Stop when more lines than this have failed; absent: no limit")
           ->check(CLI::Range(int64_t{0}, std::numeric_limits<int64_t>::max()));
-  CLI::Option* timings =
-      command->add_flag("!--no-timings", options->with_timings,
-                        "No timings in output lines: the same job gives the same bytes");
+  CLI::Option* timings = command->add_flag_callback(
+      "--no-timings", [options] { options->with_timings = false; },
+      "No timings in output lines: the same job gives the same bytes");
   for (CLI::Option* option : {resume, overwrite, seed, max_errors, timings}) option->needs(input);
   resume->excludes(overwrite);
   overwrite->needs(output);
   command->callback([options, input, prompt, replay, &status] {
     ApplyReplayEnvironment(replay, options->llm);
     if (input->count() + prompt->count() == 0) throw CLI::RequiredError("--input or --prompt");
-    if (options->llm.max_num_batched_tokens < options->llm.max_num_seqs) {
-      throw CLI::ValidationError(
-          "--max-num-batched-tokens",
-          fmt::format("Value {} is less than --max-num-seqs, which is {}",
-                      options->llm.max_num_batched_tokens, options->llm.max_num_seqs));
-    }
+    CheckTogether(options->llm);
     if (const Result<SamplingParams> params = ParseSamplingParams(options->sampling_params);
         prompt->count() > 0 && params.has_value() && params->n != 1) {
       throw CLI::ValidationError(
@@ -415,7 +442,7 @@ void AddTokenizerCommand(CLI::App& app, int& status, const char* name, const cha
 
 void AddCacheFormat(CLI::App* command, std::string& format) {
   command->add_option("--cache-format", format, "packed or bf16; the results are the same")
-      ->check(CLI::IsMember({"packed", "bf16"}))
+      ->check(OneOf({"packed", "bf16"}))
       ->capture_default_str();
 }
 
@@ -462,8 +489,9 @@ void AddBenchCommand(CLI::App& app, int& status) {
   ops_command->add_option("--filter", ops->filter, "Only cases whose name contains this");
   ops_command->add_flag("--all-levels", ops->all_levels,
                         "Every instruction-set level of the host, not only the best");
-  ops_command->add_flag("!--no-compare", ops->compare, "Do not time oneDNN beside");
-  ops_command->add_option("--json", ops->json, "Write the results to this file");
+  ops_command->add_flag_callback(
+      "--no-compare", [ops] { ops->compare = false; }, "Do not time oneDNN beside");
+  ops_command->add_option("--json", ops->json, "Write the results to this file")->check(FileName());
   ops_command->callback([ops, &status] { status = RunBenchOps(*ops); });
   auto decode = std::make_shared<BenchDecodeOptions>();
   CLI::App* decode_command =
@@ -481,7 +509,8 @@ void AddBenchCommand(CLI::App& app, int& status) {
   decode_command->add_option("--tokens", decode->tokens, "Decode steps timed")
       ->check(CLI::Range(1, 100000))
       ->capture_default_str();
-  decode_command->add_option("--json", decode->json, "Write the results to this file");
+  decode_command->add_option("--json", decode->json, "Write the results to this file")
+      ->check(FileName());
   AddCacheFormat(decode_command, decode->cache_format);
   decode_command->callback([decode, &status] { status = RunBenchDecode(*decode); });
   auto prefill = std::make_shared<BenchPrefillOptions>();
@@ -501,17 +530,19 @@ void AddBenchCommand(CLI::App& app, int& status) {
       ->add_option("--replay", prefill->replay,
                    "off; compact: only the last tokens run the decoder half; mask: the same "
                    "results without the saving")
-      ->check(CLI::IsMember({"off", "mask", "compact"}))
+      ->check(OneOf({"off", "mask", "compact"}))
       ->capture_default_str();
   prefill_command
-      ->add_option("--keep", prefill->keep, "Tokens that run the decoder half, with replay")
-      ->check(CLI::Range(1, 1 << 20))
+      ->add_option("--keep", prefill->keep,
+                   "Tokens that run the decoder half, with replay; 0: window + 12")
+      ->check(CLI::Range(0, 1 << 20))
       ->capture_default_str();
   prefill_command->add_option("--runs", prefill->runs, "Timed runs; the median counts")
       ->check(CLI::Range(1, 1000))
       ->capture_default_str();
   AddCacheFormat(prefill_command, prefill->cache_format);
-  prefill_command->add_option("--json", prefill->json, "Write the results to this file");
+  prefill_command->add_option("--json", prefill->json, "Write the results to this file")
+      ->check(FileName());
   prefill_command->callback([prefill, &status] { status = RunBenchPrefill(*prefill); });
   auto serve = std::make_shared<BenchServeOptions>();
   CLI::App* serve_command = command->add_subcommand(
@@ -532,7 +563,8 @@ void AddBenchCommand(CLI::App& app, int& status) {
   serve_command->add_option("--tokens", serve->tokens, "Tokens of each output")
       ->check(CLI::Range(1, 1 << 20))
       ->capture_default_str();
-  serve_command->add_option("--json", serve->json, "Write the results to this file");
+  serve_command->add_option("--json", serve->json, "Write the results to this file")
+      ->check(FileName());
   serve_command->callback([serve, &status] { status = RunBenchServe(*serve); });
   auto host = std::make_shared<BenchHostOptions>();
   CLI::App* host_command =
@@ -545,7 +577,8 @@ void AddBenchCommand(CLI::App& app, int& status) {
   host_command->add_option("--steps", host->steps, "Decode steps timed")
       ->check(CLI::Range(10, 100000))
       ->capture_default_str();
-  host_command->add_option("--json", host->json, "Write the results to this file");
+  host_command->add_option("--json", host->json, "Write the results to this file")
+      ->check(FileName());
   host_command->callback([host, &status] { status = RunBenchHost(*host); });
 }
 
@@ -574,12 +607,15 @@ void AddSelfcheckCommand(CLI::App& app, int& status) {
   command->add_option("--max-output-tokens", check.max_output_tokens, "Longest output")
       ->check(CLI::Range(1, 4096))
       ->capture_default_str();
-  command->add_option("--seed", check.seed, "Of the requests")->capture_default_str();
+  command->add_option("--seed", check.seed, "Of the requests")
+      ->check(CLI::Validator(CheckSeed, "0 to 2^64-1"))
+      ->capture_default_str();
   command->add_flag("--thorough", check.thorough, "Every combination (95 instead of 12)");
   const ReplayOptions replay = AddCapacityOptions(command, options->llm);
-  command->add_option("--json", options->json, "Write the report to this file");
+  command->add_option("--json", options->json, "Write the report to this file")->check(FileName());
   command->callback([options, replay, &status] {
     ApplyReplayEnvironment(replay, options->llm);
+    CheckTogether(options->llm);
     status = RunSelfcheckCommand(*options);
   });
 }

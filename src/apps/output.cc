@@ -44,6 +44,16 @@ bool FileStatus(const std::string& path, int standard_stream, struct ::stat* sta
   return (path == "-" ? ::fstat(standard_stream, status) : ::stat(path.c_str(), status)) == 0;
 }
 
+// The path without links and detours, whether or not there is such a file; empty if the system does
+// not tell.
+std::string FullPath(const std::string& path) {
+  std::error_code error;
+  const std::filesystem::path absolute = std::filesystem::absolute(path, error);
+  if (error) return {};
+  const std::filesystem::path full = std::filesystem::weakly_canonical(absolute, error);
+  return error ? std::string() : full.string();
+}
+
 }  // namespace
 
 void PrepareStandardStreams() {
@@ -72,26 +82,56 @@ Result<OutputFile> OutputFile::Create(const std::string& path) {
                                                   Quoted(path), std::strerror(errno)));
 }
 
+Result<OutputFile> OutputFile::CreateForLater(const std::string& path) {
+  if (path == "-") return OutputFile(STDOUT_FILENO, path);
+  // O_EXCL tells who made the file; of a dangling link it does not, and then nothing is removed.
+  int fd = ::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+  const bool is_new = fd >= 0;
+  if (!is_new && errno == EEXIST) fd = ::open(path.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0666);
+  if (fd < 0) {
+    return Fail(Code::kInvalidArgument, fmt::format("the output {} cannot be written: {}.",
+                                                    Quoted(path), std::strerror(errno)));
+  }
+  OutputFile file(fd, path);
+  file.replaces_ = true;
+  file.is_new_ = is_new;
+  return file;
+}
+
 Result<std::optional<OutputFile>> CreateIfNamed(const std::string& path) {
   if (path.empty()) return std::nullopt;
-  DI_ASSIGN_OR_RETURN(OutputFile file, OutputFile::Create(path));
+  DI_ASSIGN_OR_RETURN(OutputFile file, OutputFile::CreateForLater(path));
   return std::optional<OutputFile>(std::move(file));
 }
 
 OutputFile::OutputFile(OutputFile&& other) noexcept
-    : fd_(std::exchange(other.fd_, -1)), path_(std::move(other.path_)) {}
+    : fd_(std::exchange(other.fd_, -1)),
+      path_(std::move(other.path_)),
+      replaces_(other.replaces_),
+      is_new_(other.is_new_) {}
 
 OutputFile& OutputFile::operator=(OutputFile&& other) noexcept {
   std::swap(fd_, other.fd_);
   std::swap(path_, other.path_);
+  std::swap(replaces_, other.replaces_);
+  std::swap(is_new_, other.is_new_);
   return *this;
 }
 
 OutputFile::~OutputFile() {
-  if (fd_ > STDERR_FILENO) ::close(fd_);
+  if (fd_ <= STDERR_FILENO) return;
+  ::close(fd_);
+  if (is_new_) ::unlink(path_.c_str());
 }
 
 Status OutputFile::Write(std::string_view text) {
+  struct ::stat status = {};
+  if (replaces_ && ::fstat(fd_, &status) == 0 && S_ISREG(status.st_mode) &&
+      ::ftruncate(fd_, 0) != 0) {
+    return Fail(Code::kResourceExhausted,
+                fmt::format("writing {} failed: {}.", NameOf(path_), std::strerror(errno)));
+  }
+  replaces_ = is_new_ = false;
   return WriteOrExplain(fd_, text, NameOf(path_));
 }
 
@@ -164,9 +204,17 @@ std::string ResolvedPath(const std::string& path) {
 Status CheckNotTheSameFile(const std::string& input, const std::string& output) {
   struct ::stat in = {};
   struct ::stat out = {};
-  if (!FileStatus(input, STDIN_FILENO, &in) || !FileStatus(output, STDOUT_FILENO, &out) ||
-      !S_ISREG(in.st_mode) || in.st_dev != out.st_dev || in.st_ino != out.st_ino)
-    return {};
+  const bool has_in = FileStatus(input, STDIN_FILENO, &in);
+  const bool has_out = FileStatus(output, STDOUT_FILENO, &out);
+  bool same = false;
+  if (has_in && has_out) {
+    same = S_ISREG(in.st_mode) && in.st_dev == out.st_dev && in.st_ino == out.st_ino;
+  } else if (!has_in && !has_out) {
+    // Files to come: their names are compared.
+    const std::string first = FullPath(input);
+    same = !first.empty() && first == FullPath(output);
+  }
+  if (!same) return {};
   return Fail(Code::kInvalidArgument,
               "input and output are the same file; the input would be lost.", "output");
 }

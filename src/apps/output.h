@@ -39,6 +39,9 @@ class OutputFile {
   // "-" is the standard output. An existing file is replaced. Errors: kInvalidArgument when it
   // cannot be created; the message has the system's reason.
   static Result<OutputFile> Create(const std::string& path);
+  // The same for a file that is written after long work: what it holds is replaced by the first
+  // Write. Without one an existing file stays as it is, and a new one is removed again.
+  static Result<OutputFile> CreateForLater(const std::string& path);
   OutputFile(OutputFile&& other) noexcept;
   OutputFile& operator=(OutputFile&& other) noexcept;
   OutputFile(const OutputFile&) = delete;
@@ -53,10 +56,12 @@ class OutputFile {
 
   int fd_;
   std::string path_;
+  bool replaces_ = false;  // the next Write replaces what the file holds
+  bool is_new_ = false;    // removed unless something is written
 };
 
-// Absent for an empty path: a report that nobody asked for. To be created before the work that it
-// reports on, so that a path that cannot be written costs no work. Errors: as OutputFile::Create.
+// OutputFile::CreateForLater, absent for an empty path: a report that nobody asked for. To be
+// created before the work that it reports on, so that a path that cannot be written costs no work.
 Result<std::optional<OutputFile>> CreateIfNamed(const std::string& path);
 
 // A file that is put in the place of another when it is complete: readers see the old one or the
@@ -95,8 +100,8 @@ void SyncFolderOf(const std::string& path);
 // Where a file named `path` really is: the target of a symbolic link, else the name itself.
 std::string ResolvedPath(const std::string& path);
 
-// Refuses an output that is the input ("-": the standard streams), also under another name: the
-// input would be lost before it is read. Terminals and pipes may be both.
+// Refuses an output that is the input ("-": the standard streams), also under another name and
+// while neither exists: the input would be lost before it is read. Terminals and pipes may be both.
 Status CheckNotTheSameFile(const std::string& input, const std::string& output);
 
 }  // namespace deepinfer

@@ -43,6 +43,47 @@ TEST_F(OutputTest, TheSameFileIsFoundUnderEveryName) {
   EXPECT_TRUE(CheckNotTheSameFile("/dev/null", "/dev/null").has_value());
 }
 
+TEST_F(OutputTest, FilesToComeAreComparedByTheirNames) {
+  std::filesystem::create_directory_symlink(dir_, dir_ / "here");
+  const std::string path = dir_ / "new";
+  EXPECT_FALSE(CheckNotTheSameFile(path, path).has_value());
+  EXPECT_FALSE(CheckNotTheSameFile(path, dir_ / "here" / "." / "new").has_value());
+  EXPECT_FALSE(CheckNotTheSameFile("new", std::filesystem::current_path() / "new").has_value());
+  EXPECT_TRUE(CheckNotTheSameFile(path, dir_ / "other").has_value());
+}
+
+TEST_F(OutputTest, AFileForLaterKeepsWhatItHoldsUntilItIsWritten) {
+  const auto content = [&](const char* name) {
+    std::ifstream file(dir_ / name);
+    return std::string(std::istreambuf_iterator<char>(file), {});
+  };
+  std::ofstream(dir_ / "a") << "a long old report";
+  std::filesystem::create_symlink("a", dir_ / "link");
+  {
+    Result<OutputFile> unused = OutputFile::CreateForLater(dir_ / "a");
+    ASSERT_TRUE(unused.has_value());
+    Result<OutputFile> new_file = OutputFile::CreateForLater(dir_ / "new");
+    ASSERT_TRUE(new_file.has_value());
+    const OutputFile moved = std::move(*new_file);
+    EXPECT_TRUE(std::filesystem::exists(dir_ / "new"));
+  }
+  EXPECT_EQ(content("a"), "a long old report");
+  EXPECT_FALSE(std::filesystem::exists(dir_ / "new"));
+  for (const char* name : {"link", "new"}) {
+    Result<OutputFile> file = OutputFile::CreateForLater(dir_ / name);
+    ASSERT_TRUE(file.has_value());
+    EXPECT_TRUE(file->Write("one ").has_value());
+    EXPECT_TRUE(file->Write("two").has_value());
+  }
+  EXPECT_EQ(content("a"), "one two");
+  EXPECT_EQ(content("new"), "one two");
+  EXPECT_TRUE(std::filesystem::is_symlink(dir_ / "link"));
+  const Result<OutputFile> none = OutputFile::CreateForLater(dir_ / "no" / "a");
+  ASSERT_FALSE(none.has_value());
+  EXPECT_THAT(none.error().message, HasSubstr("No such file or directory."));
+  EXPECT_TRUE(OutputFile::CreateForLater("/dev/null")->Write("x").has_value());
+}
+
 TEST_F(OutputTest, AFileIsReplacedAndItsErrorsHaveAReason) {
   {
     Result<OutputFile> file = OutputFile::Create(dir_ / "a");

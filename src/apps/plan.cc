@@ -6,9 +6,11 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "apps/option_names.h"
 #include "apps/output.h"
 #include "apps/print.h"
 #include "base/cpu_features.h"
+#include "engine/llm_options.h"
 #include "model/config.h"
 #include "state/sequence_state.h"
 
@@ -40,10 +42,12 @@ std::vector<std::string> PlanDeviceNames() {
 }
 
 Result<PlanReport> MakePlan(const PlanOptions& options) {
-  DI_ASSIGN_OR_RETURN(const ModelConfig config, LoadModelConfig(options.model_dir));
-  DI_RETURN_IF_ERROR(CheckMaxModelLen(config, options.max_model_len));
+  const LLMOptions& llm = options.llm;
+  DI_RETURN_IF_ERROR(CheckOptions(llm));
+  DI_ASSIGN_OR_RETURN(const ModelConfig config, LoadModelConfig(llm.model_dir));
+  DI_RETURN_IF_ERROR(CheckOptionsForModel(llm, config));
   PlanReport report;
-  report.model_dir = options.model_dir;
+  report.model_dir = llm.model_dir;
   report.device = options.device;
   if (options.device == "cpu") {
     if (options.ranks != 1) {
@@ -63,21 +67,22 @@ Result<PlanReport> MakePlan(const PlanOptions& options) {
     report.ranks = options.ranks;
     report.device_bytes = gpu->bytes;
   }
-  report.request = {
-      .max_sequences = options.max_num_seqs,
-      .cache_tokens = options.cache_tokens,
-      .max_model_len = options.max_model_len,
-      .max_batched_tokens = std::max(options.max_num_batched_tokens, options.max_num_seqs),
-      .cache_format = options.bf16_cache ? CacheFormat::kBf16 : CacheFormat::kPacked,
-      .num_threads = options.num_threads > 0 ? options.num_threads : UsableCores(),
-      .gpu_ranks = report.ranks,
-      .memory_bytes = options.memory_bytes > 0  ? options.memory_bytes
-                      : options.device == "cpu" ? report.device_bytes
-                                                : report.device_bytes / 10 * 9};
+  report.request = {.max_sequences = llm.max_num_seqs,
+                    .cache_tokens = llm.cache_tokens,
+                    .max_model_len = llm.max_model_len,
+                    .max_batched_tokens = llm.max_num_batched_tokens,
+                    .rollback_tokens = kRollbackTokens,
+                    .cache_format = llm.bf16_cache ? CacheFormat::kBf16 : CacheFormat::kPacked,
+                    .drops_rows = llm.decoder_replay == DecoderReplay::kCompact,
+                    .num_threads = llm.num_threads > 0 ? llm.num_threads : UsableCores(),
+                    .gpu_ranks = report.ranks,
+                    .memory_bytes = options.memory_bytes > 0  ? options.memory_bytes
+                                    : options.device == "cpu" ? report.device_bytes
+                                                              : report.device_bytes / 10 * 9};
   report.plan = PlanMemory(config, report.request);
   const Status fits = CheckFits(report.plan, report.request);
   report.fits = fits.has_value();
-  if (!report.fits) report.problem = fits.error().message;
+  if (!report.fits) report.problem = WithOptionNames(fits.error()).message;
   for (const int64_t tokens : Lengths(report.plan.max_sequence_tokens)) {
     report.fit.push_back({tokens, report.plan.SequencesThatFit(tokens)});
   }
@@ -165,7 +170,7 @@ std::string PlanJson(const PlanReport& report) {
 
 int RunPlan(const PlanOptions& options) {
   const Result<PlanReport> report = MakePlan(options);
-  if (!report) return PrintError(report.error());
+  if (!report) return PrintError(WithOptionNames(report.error()));
   const int status =
       ExitStatus(Print("{}\n", options.json ? PlanJson(*report) : PlanText(*report)));
   return status == kExitOk && !report->fits ? kExitFailure : status;

@@ -7,21 +7,16 @@
 #include <vector>
 
 #include "base/error.h"
+#include "deepinfer/llm.h"
 #include "runtime/memory_plan.h"
 
 namespace deepinfer {
 
 struct PlanOptions {
-  std::string model_dir;
+  LLMOptions llm;              // of the run; of each rank, if there are several
   std::string device = "cpu";  // or a name of PlanDeviceNames()
   int64_t memory_bytes = 0;    // that may be used on each device; 0: nine tenths of what it has
   int64_t ranks = 1;           // GPUs
-  int64_t max_num_seqs = 64;   // of each rank, as the others
-  int64_t max_num_batched_tokens = 512;
-  int64_t max_model_len = 0;
-  int64_t cache_tokens = 0;
-  bool bf16_cache = false;
-  int num_threads = 0;  // 0: one per processor
   bool json = false;
 };
 
@@ -43,7 +38,7 @@ struct PlanReport {
   std::vector<Fit> fit;  // ascending, up to the longest sequence
 };
 
-// Errors: those of the configuration, and options out of range.
+// Errors: those of the configuration, and options that a run would refuse.
 Result<PlanReport> MakePlan(const PlanOptions& options);
 std::string PlanText(const PlanReport& report);
 std::string PlanJson(const PlanReport& report);

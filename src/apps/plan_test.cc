@@ -23,8 +23,8 @@ class PlanTest : public ::testing::Test {
     fs::create_directories(dir_);
     fs::copy_file(DI_TEST_DATA_DIR "/configs/released.json", dir_ / "config.json",
                   fs::copy_options::overwrite_existing);
-    options_.model_dir = dir_.string();
-    options_.num_threads = 8;
+    options_.llm.model_dir = dir_.string();
+    options_.llm.num_threads = 8;
   }
   void TearDown() override {
     fs::remove_all(dir_);
@@ -47,11 +47,12 @@ TEST_F(PlanTest, EightGpusHoldTheReleasedModelAndOneDoesNot) {
   ASSERT_TRUE(one.has_value());
   EXPECT_FALSE(one->fits);
   EXPECT_THAT(PlanText(*one), HasSubstr("This does not fit. The memory plan needs"));
+  EXPECT_THAT(PlanText(*one), HasSubstr("lower the need: --cache-tokens (now "));
 }
 
 TEST_F(PlanTest, TextAndJsonShowEveryPoolAndTheirSum) {
   options_.memory_bytes = int64_t{1} << 41;
-  options_.cache_tokens = 1 << 21;
+  options_.llm.cache_tokens = 1 << 21;
   const Result<PlanReport> report = MakePlan(options_);
   ASSERT_TRUE(report.has_value());
   const std::string text = PlanText(*report);
@@ -75,17 +76,38 @@ TEST_F(PlanTest, TextAndJsonShowEveryPoolAndTheirSum) {
 
 // 890 bytes a token packed; bf16 records are about three times as large.
 TEST_F(PlanTest, TheFormatOfTheCacheCounts) {
-  options_.cache_tokens = 128;
+  options_.llm.cache_tokens = 128;
   options_.memory_bytes = int64_t{1} << 41;
   EXPECT_EQ(MakePlan(options_)->plan.block_pool_bytes, 890 * kBlockTokens);
-  options_.bf16_cache = true;
+  options_.llm.bf16_cache = true;
   EXPECT_EQ(MakePlan(options_)->plan.block_pool_bytes, 5 * (1024 + 256) * kBlockTokens / 2);
 }
 
+// Rows that leave the model half-way are copied beside those that go on.
+TEST_F(PlanTest, CompactReplayTakesMoreStepBuffers) {
+  options_.llm.cache_tokens = 128;
+  const int64_t off = MakePlan(options_)->plan.scratch_bytes;
+  options_.llm.decoder_replay = DecoderReplay::kMask;
+  EXPECT_EQ(MakePlan(options_)->plan.scratch_bytes, off);
+  options_.llm.decoder_replay = DecoderReplay::kCompact;
+  EXPECT_GT(MakePlan(options_)->plan.scratch_bytes, off);
+}
+
 TEST_F(PlanTest, WrongOptionsAreRefusedWithTheirNames) {
-  options_.max_model_len = 1048577;
+  options_.llm.max_model_len = 1048577;
   EXPECT_EQ(MakePlan(options_).error().field, "max_model_len");
-  options_.max_model_len = 0;
+  options_.llm.max_model_len = 0;
+  options_.llm.max_num_seqs = 600;
+  EXPECT_EQ(MakePlan(options_).error().field, "max_num_batched_tokens");
+  options_.llm.max_num_batched_tokens = 600;
+  EXPECT_TRUE(MakePlan(options_).has_value());
+  options_.llm.replay_keep_tokens = 200;
+  EXPECT_EQ(MakePlan(options_).error().field, "replay_keep_tokens");
+  options_.llm.decoder_replay = DecoderReplay::kMask;
+  EXPECT_TRUE(MakePlan(options_).has_value());
+  options_.llm.replay_keep_tokens = 133;  // the window and what may be set back are 134
+  EXPECT_EQ(MakePlan(options_).error().field, "replay_keep_tokens");
+  options_.llm.replay_keep_tokens = 0;
   options_.ranks = 2;
   EXPECT_EQ(MakePlan(options_).error().field, "ranks");
   options_.device = "abacus";

@@ -2,24 +2,12 @@
 
 #include <fmt/core.h>
 
-#include <filesystem>
 #include <utility>
 
 #include "apps/output.h"
 #include "deepinfer/llm.h"
 
 namespace deepinfer {
-namespace {
-
-// Also of files that do not exist yet.
-bool SamePath(const std::string& a, const std::string& b) {
-  std::error_code error;
-  const std::filesystem::path first = std::filesystem::weakly_canonical(a, error);
-  const std::filesystem::path second = std::filesystem::weakly_canonical(b, error);
-  return !error && first == second;
-}
-
-}  // namespace
 
 ReportFiles::ReportFiles() = default;
 ReportFiles::ReportFiles(ReportFiles&&) noexcept = default;
@@ -38,14 +26,13 @@ Result<ReportFiles> ReportFiles::Create(const ReportOptions& options,
                   fmt::format("{} is '-'; reports go to files, give a path.", name), name);
     }
     for (const std::string& other : taken) {
-      if (other == "-" || (CheckNotTheSameFile(other, path).has_value() && !SamePath(other, path)))
-        continue;
+      if (other == "-" || CheckNotTheSameFile(other, path).has_value()) continue;
       return Fail(
           Code::kInvalidArgument,
           fmt::format("{} is '{}', the same file as '{}', which would be lost.", name, path, other),
           name);
     }
-    DI_ASSIGN_OR_RETURN(OutputFile created, OutputFile::Create(path));
+    DI_ASSIGN_OR_RETURN(OutputFile created, OutputFile::CreateForLater(path));
     *file = std::make_unique<OutputFile>(std::move(created));
     taken.push_back(path);
     return {};

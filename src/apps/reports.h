@@ -26,8 +26,9 @@ struct ReportOptions {
 class ReportFiles {
  public:
   // Creates the files, before the work rather than after it, so that a path that cannot be written
-  // costs no results. Errors: kInvalidArgument, also for the standard output, and for one of
-  // `other_files` (inputs and outputs of the command, already created) or the same file twice.
+  // costs no results. Files that exist keep what they hold until Write. Errors: kInvalidArgument,
+  // also for the standard output, and for one of `other_files` (inputs and outputs of the command,
+  // already created) or the same file twice.
   static Result<ReportFiles> Create(const ReportOptions& options,
                                     const std::vector<std::string>& other_files);
   ReportFiles(ReportFiles&&) noexcept;

@@ -64,6 +64,19 @@ TEST_F(ReportsTest, NothingIsWrittenUnlessAskedFor) {
   EXPECT_TRUE(fs::is_empty(dir_));
 }
 
+TEST_F(ReportsTest, AnOldReportStaysUntilTheNewOneIsWritten) {
+  std::ofstream(Path("s.json")) << "old";
+  const ReportOptions options = {.stats = Path("s.json"), .trace = Path("t.json")};
+  ASSERT_TRUE(ReportFiles::Create(options, {}).has_value());
+  EXPECT_EQ(ContentsOf(Path("s.json")), "old");
+  EXPECT_FALSE(fs::exists(Path("t.json")));
+  Result<ReportFiles> files = ReportFiles::Create(options, {});
+  ASSERT_TRUE(files.has_value());
+  ASSERT_TRUE(files->Write({}, [](const ReportFiles::WritePiece& write) { write("t"); }));
+  EXPECT_EQ(ContentsOf(Path("s.json")), StatisticsJson({}));
+  EXPECT_EQ(ContentsOf(Path("t.json")), "t");
+}
+
 TEST_F(ReportsTest, PathsThatWouldLoseSomethingAreRefusedBeforeTheWork) {
   std::ofstream(Path("input.jsonl")) << "line\n";
   const std::vector<ReportOptions> refused = {

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "apps/interrupt.h"
+#include "apps/option_names.h"
 #include "apps/output.h"
 #include "apps/print.h"
 
@@ -41,21 +42,28 @@ int RunSelfcheckCommand(const SelfcheckCommandOptions& options) {
   Result<std::optional<OutputFile>> file = CreateIfNamed(options.json);
   if (!file.has_value()) return PrintError(file.error());
   Result<std::unique_ptr<LLM>> llm = LLM::Load(options.llm);
-  if (!llm.has_value()) return PrintError(llm.error());
+  if (!llm.has_value()) return PrintError(WithOptionNames(llm.error()));
   const Result<SelfcheckReport> checked =
       (*llm)->Selfcheck(options.check, [](const SelfcheckProgress& progress) {
-        PrintStderr("selfcheck: {}/{}: {}\n", progress.variants_done + 1, progress.variants_total,
-                    progress.variant);
+        if (progress.variant_steps == 0) {
+          PrintStderr("selfcheck: {}/{}: {}\n", progress.variants_done + 1, progress.variants_total,
+                      progress.variant);
+        }
         return !Interrupted();
       });
-  if (!checked.has_value()) return PrintError(checked.error());
+  if (!checked.has_value()) return PrintError(WithOptionNames(checked.error()));
   const SelfcheckReport& report = *checked;
   if ((*file).has_value()) {
     const Status written = (*file)->Write(ToJson(report));
     if (!written.has_value()) return PrintError(written.error());
   }
-  if (Interrupted()) {
-    PrintStderr("deepinfer: interrupted; {} ways of running were the same.\n", report.variants);
+  if (Interrupted() && !report.difference.has_value()) {
+    if (report.variants == 0) {
+      PrintStderr("deepinfer: interrupted; nothing was compared.\n");
+    } else {
+      PrintStderr("deepinfer: interrupted; {} of running {} compared, every answer was the same.\n",
+                  Counted(report.variants, "way"), report.variants == 1 ? "was" : "were");
+    }
     return kExitInterrupted;
   }
   if (report.passed()) {
@@ -72,7 +80,9 @@ int RunSelfcheckCommand(const SelfcheckCommandOptions& options) {
             difference.position < 0 ? std::string("before the output")
                                     : fmt::format("output position {}", difference.position),
             difference.what,
-            difference.causes.empty()
+            Interrupted() && !report.complete && difference.causes.empty()
+                ? "Interrupted before a cause was found."
+            : difference.causes.empty()
                 ? "No single feature explains it: the difference stays without each of them."
                 : fmt::format("It is gone without: {}.", Joined(difference.causes)));
   return printed.has_value() ? kExitDifference : ExitStatus(printed);

@@ -278,7 +278,10 @@ class StreamRun {
   void Submit(size_t index, const Request& request) {
     Result<EngineRequest> resolved =
         ResolveRequest(request, context_.tokenizer, engine_.vocab_size(), context_.fresh_seed);
-    if (!resolved.has_value()) return Refuse(index, request, resolved.error());
+    if (!resolved.has_value()) {
+      engine_.CountRefused();
+      return Refuse(index, request, resolved.error());
+    }
     const Result<int64_t> number = engine_.Submit(std::move(*resolved));
     if (number.has_value()) {
       index_of_.emplace(*number, index);

@@ -89,6 +89,27 @@ TEST_F(BatchRunnerTest, EveryRequestGetsOneOutputInOrder) {
   }
 }
 
+TEST_F(BatchRunnerTest, StatisticsHaveEveryRequestAlsoThoseThatNeverReachedTheEngine) {
+  EngineStatistics statistics("model");
+  EngineOptions options = Options();
+  options.statistics = &statistics;
+  Engine counting(backend, TestTokenizer(), options, {});
+  std::vector<Request> requests = {Text("good", "the"), Text("empty", ""),
+                                   Text("too long", std::string(2000, 'x')), Text("bad id", "x"),
+                                   Text("bad priority", "x")};
+  requests[3].prompt = std::vector<int64_t>{-1};
+  requests[4].priority = 2'000'000;
+  const auto outputs =
+      RunBatch({counting, TestTokenizer(), [] { return uint64_t{1}; }}, requests, {});
+  for (size_t i = 1; i < outputs.size(); ++i) EXPECT_TRUE(outputs[i].error.has_value()) << i;
+  const StatisticsSnapshot snapshot = statistics.Snapshot();
+  EXPECT_EQ(snapshot.requests_submitted, 5);
+  EXPECT_EQ(snapshot.requests_ended[static_cast<size_t>(EndReason::kRefused)], 4);
+  EXPECT_EQ(snapshot.requests_ended[static_cast<size_t>(EndReason::kLength)], 1);
+  EXPECT_EQ(snapshot.sequences_created, 1);
+  EXPECT_EQ(counting.FindViolation(), "");
+}
+
 TEST_F(BatchRunnerTest, TextPromptsBeginWithTheBeginningOfSentenceOnce) {
   const std::string bos(TestTokenizer().TokenBytes(0));
   const auto outputs = RunAll({Text("a", "the"), Text("b", bos + "the")});
@@ -234,6 +255,25 @@ TEST_F(BatchRunnerTest, AStreamThatIsStoppedAbortsWhatItTookAndAsksForNoMore) {
 TEST_F(BatchRunnerTest, EndOfTurnIdsHaveTheMarkersThatBeginATurn) {
   EXPECT_EQ(Options().end_ids, (std::vector<int32_t>{1, 0, 500, 501, 502}));
   EXPECT_EQ(EndOfTurnIds(TestTokenizer(), 1, 501), (std::vector<int32_t>{1, 0, 500}));
+}
+
+TEST(LLMOptions, WhatHasNoMeaningTogetherIsRefused) {
+  LLMOptions llm_options;
+  llm_options.model_dir = "model";
+  EXPECT_TRUE(llm_options.Validate().empty());
+  llm_options.max_num_seqs = 600;
+  llm_options.replay_keep_tokens = 200;
+  llm_options.approximate_hit_tokens = 200;
+  llm_options.prefix_caching = false;
+  const std::vector<Error> problems = llm_options.Validate();
+  ASSERT_EQ(problems.size(), 3u);
+  EXPECT_EQ(problems[0].field, "max_num_batched_tokens");
+  EXPECT_EQ(problems[1].field, "replay_keep_tokens");
+  EXPECT_EQ(problems[2].field, "approximate_hit_tokens");
+  llm_options.max_num_batched_tokens = 600;
+  llm_options.decoder_replay = DecoderReplay::kMask;
+  llm_options.prefix_caching = true;
+  EXPECT_TRUE(llm_options.Validate().empty());
 }
 
 TEST(LLMOptions, EveryProblemIsReported) {

@@ -177,6 +177,12 @@ Status Engine::CheckRequest(const EngineRequest& request) const {
   return {};
 }
 
+void Engine::CountRefused() {
+  if (options_.statistics == nullptr) return;
+  options_.statistics->RecordSubmitted();
+  options_.statistics->RecordRefused();
+}
+
 Result<int64_t> Engine::Submit(EngineRequest input) {
   EngineStatistics* const statistics = options_.statistics;
   if (statistics != nullptr) statistics->RecordSubmitted();

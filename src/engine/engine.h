@@ -106,6 +106,8 @@ class Engine {
   // queued: kInvalidArgument for bad parameters, an empty prompt, ids out of range, a prompt that
   // does not fit.
   Result<int64_t> Submit(EngineRequest request);
+  // Counts a request that was refused before it could be handed in, as if Submit had refused it.
+  void CountRefused();
 
   // Plans and launches a step, and takes in the results of the oldest one when enough are in
   // flight. False, without doing anything, when no request is left.

@@ -10,15 +10,13 @@
 #include "base/error.h"
 #include "engine/batch_runner.h"
 #include "engine/executor_backend.h"
+#include "engine/llm_options.h"
 #include "engine/selfcheck.h"
 #include "runtime/executor.h"
 #include "text/tokenizer.h"
 
 namespace deepinfer {
 namespace {
-
-// The five drafted tokens of a step, and the one that a step launched ahead may have to take back.
-constexpr int64_t kRollbackTokens = 6;
 
 // The last part of the path that is a name.
 std::string ModelName(const std::string& dir) {
@@ -58,11 +56,7 @@ LLM::LLM() = default;
 LLM::~LLM() = default;
 
 Result<std::unique_ptr<LLM>> LLM::Load(const LLMOptions& options) {
-  if (const std::vector<Error> problems = options.Validate(); !problems.empty()) {
-    Error all = problems.front();
-    for (size_t i = 1; i < problems.size(); ++i) all.message += " " + problems[i].message;
-    return tl::unexpected<Error>(std::move(all));
-  }
+  DI_RETURN_IF_ERROR(CheckOptions(options));
   // The configuration first: what is wrong with a directory is explained there.
   DI_ASSIGN_OR_RETURN(const ModelConfig config, LoadModelConfig(options.model_dir));
   DI_ASSIGN_OR_RETURN(Tokenizer tokenizer, Tokenizer::Load(options.model_dir + "/tokenizer.json"));
@@ -73,26 +67,8 @@ Result<std::unique_ptr<LLM>> LLM::Load(const LLMOptions& options) {
                             "different models.",
                             options.model_dir, tokenizer.vocab_size(), config.vocab_size));
   }
-  DI_RETURN_IF_ERROR(CheckMaxModelLen(config, options.max_model_len));
-  const int64_t shortest_tail = config.sliding_window + kRollbackTokens;
+  DI_RETURN_IF_ERROR(CheckOptionsForModel(options, config));
   const bool replays = options.decoder_replay != DecoderReplay::kOff;
-  if (!replays && options.replay_keep_tokens != 0) {
-    return Fail(Code::kInvalidArgument,
-                fmt::format("replay_keep_tokens is {}, but decoder_replay is off; it has a meaning "
-                            "with mask and compact only.",
-                            options.replay_keep_tokens),
-                "replay_keep_tokens");
-  }
-  for (const auto& [field, tokens] :
-       {std::pair{"replay_keep_tokens", options.replay_keep_tokens},
-        std::pair{"approximate_hit_tokens", options.approximate_hit_tokens}}) {
-    if (tokens == 0 || tokens >= shortest_tail) continue;
-    return Fail(Code::kInvalidArgument,
-                fmt::format("{} is {}; allowed are 0 or at least {} (the window of {} tokens and "
-                            "{} that a sequence may be set back by).",
-                            field, tokens, shortest_tail, config.sliding_window, kRollbackTokens),
-                field);
-  }
   ExecutorOptions executor_options;
   executor_options.rollback_tokens = kRollbackTokens;
   if (replays) {
@@ -125,9 +101,8 @@ Result<std::unique_ptr<LLM>> LLM::Load(const LLMOptions& options) {
   scheduler.prefix_caching = options.prefix_caching;
   scheduler.approximate_hit_tokens = options.approximate_hit_tokens;
   if (replays) {
-    scheduler.replay_keep_tokens = options.replay_keep_tokens > 0
-                                       ? options.replay_keep_tokens
-                                       : config.sliding_window + 2 * kRollbackTokens;
+    scheduler.replay_keep_tokens =
+        options.replay_keep_tokens > 0 ? options.replay_keep_tokens : DefaultTailTokens(config);
   }
   scheduler.preemption =
       options.preempt_by_saving ? PreemptionMode::kSave : PreemptionMode::kRecompute;
@@ -176,6 +151,11 @@ Result<SelfcheckReport> LLM::Selfcheck(const SelfcheckOptions& options,
 
 StatisticsSnapshot LLM::Statistics() const {
   return impl_->statistics->Snapshot();
+}
+
+void LLM::CountRefused() {
+  impl_->statistics->RecordSubmitted();
+  impl_->statistics->RecordRefused();
 }
 
 std::string LLM::TakeSchedule() {

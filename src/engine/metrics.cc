@@ -65,7 +65,8 @@ const std::vector<Metric>& Metrics() {
       {"deepinfer_requests_submitted_total",
        Type::kCounter,
        "requests",
-       "Requests handed in, refused ones included.",
+       "Requests handed in, refused ones included. A line of a job that is no request counts as a "
+       "refused one.",
        {},
        Read<&S::requests_submitted>},
       {"deepinfer_requests_ended_total",
@@ -409,6 +410,9 @@ std::string MetricsPage() {
       "## What adds up\n\n"
       "* Requests submitted = requests ended, over all reasons, + those that live. The same for "
       "sequences.\n"
+      "* After `generate` over lines: requests submitted = lines that were read, blank ones and "
+      "those finished by an earlier\n"
+      "  run of the job left out.\n"
       "* Sequences held, waiting and running are all that live.\n"
       "* Rows = prompt tokens computed + decode rows + recomputed rows.\n"
       "* Prompt tokens computed + cached are at most those submitted. They are equal once every "

@@ -146,7 +146,8 @@ std::vector<SelfcheckVariant> SelfcheckVariants(bool thorough) {
 }
 
 VariantRun RunVariant(ModelBackend& backend, const Tokenizer& tokenizer, const EngineOptions& base,
-                      const SelfcheckVariant& variant, std::span<const EngineRequest> requests) {
+                      const SelfcheckVariant& variant, std::span<const EngineRequest> requests,
+                      const std::function<bool()>& go_on) {
   EngineOptions options = base;
   options.async_scheduling = variant.async_scheduling;
   SchedulerOptions& scheduler = options.scheduler;
@@ -179,9 +180,16 @@ VariantRun RunVariant(ModelBackend& backend, const Tokenizer& tokenizer, const E
       run.outputs[at].error = number.error();
     }
   };
-  const auto finish = [&](Engine& engine) {
+  // Until nothing is left to do, or the caller stops it.
+  const auto run_steps = [&](Engine& engine) {
     while (engine.Step()) {
+      if (run.stopped || !go_on || go_on()) continue;
+      run.stopped = true;
+      engine.Abort();  // further steps only take in what is in flight
     }
+  };
+  const auto finish = [&](Engine& engine) {
+    run_steps(engine);
     const EngineCounters counters = engine.counters();
     run.counters.steps += counters.steps;
     run.counters.cached_tokens += counters.cached_tokens;
@@ -203,20 +211,20 @@ VariantRun RunVariant(ModelBackend& backend, const Tokenizer& tokenizer, const E
         warm.params.max_tokens = 1 + static_cast<int64_t>(i % 3);
         warm.params.ignore_eos = true;
         submit(engine, requests.size(), std::move(warm));
-        while (engine.Step()) {
-        }
+        run_steps(engine);
+        if (run.stopped) return run;
       }
     }
     for (size_t i = 0; i < requests.size(); ++i) {
       submit(engine, i, requests[i]);
       if (variant.batched) continue;
-      while (engine.Step()) {
-      }
+      run_steps(engine);
+      if (run.stopped) return run;
     }
     finish(engine);
     return run;
   }
-  for (size_t i = 0; i < requests.size(); ++i) {
+  for (size_t i = 0; i < requests.size() && !run.stopped; ++i) {
     place.clear();
     Engine engine(backend, tokenizer, options, events);
     submit(engine, i, requests[i]);
@@ -355,11 +363,28 @@ SelfcheckReport RunSelfcheck(ModelBackend& backend, const Tokenizer& tokenizer,
                         std::min(base.max_model_len, capacity.num_blocks * kBlockTokens));
   report.requests = static_cast<int64_t>(requests.size());
   const std::vector<SelfcheckVariant> variants = SelfcheckVariants(options.thorough);
-  const auto go_on = [&](int64_t done, const SelfcheckVariant& variant) {
-    return !progress || progress({done, static_cast<int64_t>(variants.size()) + 1, variant.Name()});
+  SelfcheckProgress now;
+  now.variants_total = static_cast<int64_t>(variants.size()) + 1;
+  const auto go_on = [&] { return !progress || progress(now); };
+  // Nothing if it was stopped.
+  const auto run_variant = [&](const SelfcheckVariant& variant) -> std::optional<VariantRun> {
+    VariantRun run = RunVariant(backend, tokenizer, base, variant, requests, [&] {
+      ++now.variant_steps;
+      return go_on();
+    });
+    if (run.stopped) return std::nullopt;
+    return run;
   };
-  if (!go_on(0, {})) return report;
-  const VariantRun plain = RunVariant(backend, tokenizer, base, {}, requests);
+  const auto begin = [&](int64_t done, const SelfcheckVariant& variant) {
+    now.variants_done = done;
+    now.variant = variant.Name();
+    now.variant_steps = 0;
+    return go_on();
+  };
+  if (!begin(0, {})) return report;
+  const std::optional<VariantRun> plain_run = run_variant({});
+  if (!plain_run.has_value()) return report;
+  const VariantRun& plain = *plain_run;
   for (size_t i = 0; i < requests.size(); ++i) {
     if (!plain.outputs[i].error.has_value()) continue;
     // What is refused proves nothing.
@@ -368,27 +393,33 @@ SelfcheckReport RunSelfcheck(ModelBackend& backend, const Tokenizer& tokenizer,
     refused.position = -1;
     refused.what = "the plain run refused the request: " + plain.outputs[i].error->message;
     report.difference = std::move(refused);
+    report.complete = true;
     return report;
   }
+  bool stopped = false;
   for (const SelfcheckVariant& variant : variants) {
-    if (!go_on(report.variants + 1, variant)) break;
-    const VariantRun run = RunVariant(backend, tokenizer, base, variant, requests);
+    stopped = !begin(report.variants + 1, variant);
+    if (stopped) break;
+    const std::optional<VariantRun> run = run_variant(variant);
+    stopped = !run.has_value();
+    if (stopped) break;
     ++report.variants;
-    report.tokens += run.counters.completion_tokens;
-    report.cached_tokens += run.counters.cached_tokens;
-    report.preemptions += run.counters.preemptions;
-    report.difference = FindDifference(plain.outputs, run.outputs);
+    report.tokens += run->counters.completion_tokens;
+    report.cached_tokens += run->counters.cached_tokens;
+    report.preemptions += run->counters.preemptions;
+    report.difference = FindDifference(plain.outputs, run->outputs);
     if (!report.difference.has_value()) continue;
     report.difference->variant = variant;
     for (const auto& [feature, simpler] : WithoutEach(variant)) {
-      const VariantRun rerun = RunVariant(backend, tokenizer, base, simpler, requests);
-      if (!FindDifference(plain.outputs, rerun.outputs).has_value())
+      const std::optional<VariantRun> rerun = run_variant(simpler);
+      stopped = !rerun.has_value();
+      if (stopped) break;
+      if (!FindDifference(plain.outputs, rerun->outputs).has_value())
         report.difference->causes.push_back(feature);
     }
     break;
   }
-  report.complete =
-      report.difference.has_value() || report.variants == static_cast<int64_t>(variants.size());
+  report.complete = !stopped;
   report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   return report;
 }

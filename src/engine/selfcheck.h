@@ -22,13 +22,16 @@ std::vector<EngineRequest> SelfcheckRequests(const SelfcheckOptions& options, in
 // The features alone, pairs, and all together; or every combination.
 std::vector<SelfcheckVariant> SelfcheckVariants(bool thorough);
 
-// What one variant gives. `base` has the limits; the variant decides the rest.
+// What one variant gives. `base` has the limits; the variant decides the rest. `go_on` is asked
+// after each step; after false the run is `stopped` and its outputs mean nothing.
 struct VariantRun {
   std::vector<RequestOutput> outputs;
   EngineCounters counters;
+  bool stopped = false;
 };
 VariantRun RunVariant(ModelBackend& backend, const Tokenizer& tokenizer, const EngineOptions& base,
-                      const SelfcheckVariant& variant, std::span<const EngineRequest> requests);
+                      const SelfcheckVariant& variant, std::span<const EngineRequest> requests,
+                      const std::function<bool()>& go_on = {});
 
 // The first difference between the outputs, if there is one; its variant and causes are left empty.
 std::optional<SelfcheckDifference> FindDifference(std::span<const RequestOutput> expected,

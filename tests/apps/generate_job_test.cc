@@ -129,7 +129,7 @@ TEST_F(GenerateJobTest, AnotherJobIsNotContinuedAndTheMessageNamesTheDifference)
           "--approximate-hit-tokens is '200' and was '0'");
   refused({"--resume", "--cache-tokens", "128"}, "a request has room for 128 tokens and had ");
   Write("in.jsonl", input + R"({"id": "one more", "prompt": "x"})");
-  refused({"--resume"}, "the input has 42 lines and had 41");
+  refused({"--resume"}, "the number of lines of the input is 42 and was 41");
   std::string changed = input;
   changed.replace(changed.find("line-7"), 6, "lone-7");
   Write("in.jsonl", changed);
@@ -224,7 +224,7 @@ TEST_F(GenerateJobTest, ASecondSignalStopsAfterTheStep) {
     ASSERT_EQ(::waitpid(pid, nullptr, WNOHANG), 0) << Log();
   ::kill(pid, SIGTERM);
   EXPECT_EQ(Wait(pid).status, 130);
-  EXPECT_THAT(Log(), HasSubstr("1 of 2 lines are finished"));
+  EXPECT_THAT(Log(), HasSubstr("1 of 2 lines is finished"));
   EXPECT_EQ(CountLines(Read(Path("out.partial"))), 2u);
 }
 

@@ -241,7 +241,9 @@ TEST_F(GenerateTest, WrongUsageHasItsOwnStatusAndSentence) {
                  "--sampling-params: n is 2; --prompt prints one"},
            Usage{"--sampling-params '{'", "--sampling-params: sampling_params is not valid JSON"},
            Usage{"--max-num-seqs 0", "--max-num-seqs: Value 0 not in range 1 to 4096"},
-           Usage{"--max-num-seqs 600", "--max-num-batched-tokens: Value 512 is less than"},
+           Usage{"--max-num-seqs 600",
+                 "--max-num-batched-tokens is 512; allowed is at least --max-num-seqs, which is "
+                 "600."},
            Usage{"--max-num-batched-tokens 2000000", "--max-num-batched-tokens: "},
            Usage{"--max-model-len -1", "--max-model-len: "},
            Usage{"--cache-tokens 68719476737",

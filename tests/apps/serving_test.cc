@@ -3,6 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <csignal>
+#include <filesystem>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
@@ -106,9 +108,9 @@ TEST_F(ServingTest, WrongReplayOptionsAreRefusedByName) {
     EXPECT_THAT(Read(Path("log")), HasSubstr(says));
   };
   refused("--replay compact --replay-keep-tokens 3", "", 1,
-          "replay_keep_tokens is 3; allowed are 0 or at least");
-  refused("--replay-keep-tokens 200", "", 1, "decoder_replay is off");
-  refused("--approximate-hit-tokens 2", "", 1, "approximate_hit_tokens is 2");
+          "--replay-keep-tokens is 3; allowed are 0 or at least");
+  refused("--replay-keep-tokens 200", "", 2, "--replay-keep-tokens is 200, but --replay is off");
+  refused("--approximate-hit-tokens 2", "", 1, "--approximate-hit-tokens is 2");
   refused("--replay half", "", 2, "--replay");
   refused("", "DEEPINFER_YOCO_PREFILL_TRUNCATION_MODE=half", 2, "half");
 }
@@ -153,6 +155,36 @@ TEST_F(ServingTest, ReportsDoNotOverwriteAJobsFiles) {
   // A report that cannot be written withholds no result.
   EXPECT_EQ(Generate(input, Path("job"), "--overwrite --stats /dev/full"), 1);
   EXPECT_EQ(ReadLines(Path("job")).size(), 24u);
+}
+
+TEST_F(ServingTest, AFailureBeforeTheRunKeepsTheOldReport) {
+  const std::string report = Write("stats", "old");
+  EXPECT_EQ(Shell(std::string(kProgram) + " generate --prompt x --model " + Path("no-model") +
+                  " --stats " + report + " --trace " + Path("trace") + " 2> " + Path("log")),
+            1);
+  EXPECT_EQ(Read(report), "old");
+  EXPECT_FALSE(std::filesystem::exists(Path("trace")));
+  EXPECT_EQ(Generate(Input(), Path("out"), "--stats " + report), 0);
+  EXPECT_FALSE(json::parse(Read(report)).empty());
+}
+
+TEST_F(ServingTest, StatisticsCountEveryLineOnce) {
+  const std::string input = Write("in.jsonl", R"({"id": 0, "prompt_token_ids": [5]}
+no request
+
+{"id": 1, "prompt": ""}
+{"id": 2, "prompt_token_ids": [512]}
+{"id": 0, "prompt": "a"}
+{"id": 3, "prompt": "a", "priority": 2000000}
+)");
+  EXPECT_EQ(Generate(input, Path("out"),
+                     "--sampling-params '{\"max_tokens\": 2, \"ignore_eos\": true}' --stats " +
+                         Path("stats")),
+            3);
+  const json statistics = json::parse(Read(Path("stats")));
+  EXPECT_EQ(statistics["deepinfer_requests_submitted_total"], 6);
+  EXPECT_EQ(statistics["deepinfer_requests_ended_total"]["length"], 1);
+  EXPECT_EQ(statistics["deepinfer_requests_ended_total"]["refused"], 5);
 }
 
 TEST_F(ServingTest, FieldsOfServiceAreCheckedAndDeadlinesHold) {
@@ -208,6 +240,21 @@ TEST_F(ServingTest, SelfcheckFindsEveryAnswerTheSame) {
   EXPECT_GT(report["cached_tokens"], 0);
   EXPECT_GT(report["preemptions"], 0);
   EXPECT_EQ(Shell(command + "--requests 1 2> " + Path("log")), 2);
+}
+
+TEST_F(ServingTest, AnInterruptedSelfcheckEndsWithinAWayOfRunning) {
+  // The plain way alone takes many seconds.
+  const pid_t pid = Start({kProgram, "selfcheck", "--model", kModel, "--threads", "1", "--requests",
+                           "1024", "--max-output-tokens", "64"},
+                          Path("log"));
+  while (Read(Path("log")).find("selfcheck: 1/13: plain") == std::string::npos) {
+    ASSERT_EQ(::waitpid(pid, nullptr, WNOHANG), 0) << Read(Path("log"));
+    ::usleep(10000);
+  }
+  ::kill(pid, SIGINT);
+  EXPECT_EQ(Wait(pid).status, 130);
+  EXPECT_EQ(Read(Path("log")),
+            "selfcheck: 1/13: plain\ndeepinfer: interrupted; nothing was compared.\n");
 }
 
 }  // namespace

@@ -253,7 +253,9 @@ TEST_P(ReplayTest, PromptsThatAreKeptWholeEqualOff) {
 }
 
 // The plain operations take sums in double precision. Nearly all rows agree to rounding; a few land
-// on the other side of a quantiser or a selection.
+// on the other side of a quantiser or a selection. They are our own, under the same model code:
+// this finds kernels that handle cut windows wrongly, not a wrong idea of where windows are to be
+// cut.
 TEST_P(ReplayTest, ThePlainOperationsWithTheSameWindowsAgree) {
   auto plain = Load(ReplayMode::kMask, true);
   const Prompt prompt = MakePrompt(90, 40, 4);

@@ -1,6 +1,7 @@
 #include "ops/bench/ops_bench.h"
 
 #include <emmintrin.h>
+#include <fmt/format.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -212,11 +213,17 @@ std::string UtcNow() {
 
 }  // namespace
 
-OpsBench::OpsBench(const OpsBenchOptions& options, const MachineCeilings& ceilings, Stream& stream)
-    : options_(options), ceilings_(ceilings), stream_(stream) {}
+OpsBench::OpsBench(const OpsBenchOptions& options, const MachineCeilings& ceilings, Stream& stream,
+                   Survey* survey)
+    : options_(options), ceilings_(ceilings), stream_(stream), survey_(survey) {}
 
 bool OpsBench::Wants(std::string_view op, std::string_view name) const {
-  return fmt::format("{} {}", op, name).find(options_.filter) != std::string::npos;
+  const bool wanted = fmt::format("{} {}", op, name).find(options_.filter) != std::string::npos;
+  if (survey_ == nullptr) return wanted;
+  survey_->any_wanted |= wanted;
+  if (std::find(survey_->ops.begin(), survey_->ops.end(), op) == survey_->ops.end())
+    survey_->ops.emplace_back(op);
+  return false;
 }
 
 int64_t OpsBench::CopiesForColdData(int64_t bytes) {
@@ -302,6 +309,21 @@ Status RunOpsBench(const OpsBenchOptions& options, std::string* json) {
   const int threads = options.threads > 0 ? options.threads : UsableCores();
   Stream stream(threads);
   const CpuLevel best = stream.cpu_level();
+  // Before anything is measured: a filter that selects nothing.
+  OpsBench::Survey survey;
+  const MachineCeilings no_ceilings;
+  OpsBench surveying(options, no_ceilings, stream, &survey);
+  for (const OpEntry& entry : kOps) {
+    auto status = entry.bench(surveying);
+    if (!status.has_value()) return WithContext(std::move(status.error()), entry.op);
+  }
+  if (!survey.any_wanted) {
+    return Fail(Code::kNotFound,
+                fmt::format("no case has {} in its name, which begins with the operation; "
+                            "operations are {}.",
+                            Quoted(options.filter), fmt::join(survey.ops, ", ")),
+                "filter");
+  }
   DI_ASSIGN_OR_RETURN(const MachineCeilings ceilings, MeasureCeilings(options, stream.pool()));
   if (options.progress) {
     options.progress(fmt::format(
@@ -346,14 +368,6 @@ Status RunOpsBench(const OpsBenchOptions& options, std::string* json) {
       }
       cases.push_back(std::move(entry));
     }
-  }
-  if (cases.empty()) {
-    std::string ops;
-    for (const OpEntry& entry : kOps) ops += fmt::format("{}{}", ops.empty() ? "" : ", ", entry.op);
-    return Fail(
-        Code::kNotFound,
-        fmt::format("no case has {} in its name; operations are {}.", Quoted(options.filter), ops),
-        "filter");
   }
   // Ceilings again at the end: a machine shared with others drifts, and a reader should see by how
   // much.

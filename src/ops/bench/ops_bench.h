@@ -38,7 +38,8 @@ struct ReadBandwidth {
 // Errors: kResourceExhausted.
 Result<ReadBandwidth> MeasureReadBandwidth(int threads);
 
-// Errors: kInvalidArgument (options), kResourceExhausted.
+// Errors: kInvalidArgument (options), kNotFound (the filter selects no case; nothing has been
+// measured then), kResourceExhausted.
 Status RunOpsBench(const OpsBenchOptions& options, std::string* json);
 
 }  // namespace deepinfer

@@ -42,7 +42,15 @@ struct OpsBenchCase {
 
 class OpsBench {
  public:
-  OpsBench(const OpsBenchOptions& options, const MachineCeilings& ceilings, Stream& stream);
+  // What cases there are.
+  struct Survey {
+    std::vector<std::string> ops;  // each once
+    bool any_wanted = false;       // the filter selects at least one case
+  };
+
+  // With a survey nothing is measured: Wants notes what it is asked and answers no.
+  OpsBench(const OpsBenchOptions& options, const MachineCeilings& ceilings, Stream& stream,
+           Survey* survey = nullptr);
 
   Stream& stream() {
     return stream_;
@@ -89,6 +97,7 @@ class OpsBench {
   const OpsBenchOptions& options_;
   const MachineCeilings& ceilings_;
   Stream& stream_;
+  Survey* survey_;  // may be null
   std::vector<Result> results_;
 };
 
