@@ -10,8 +10,8 @@
 
 namespace deepinfer {
 
-// The rules that prompts follow. They agree on ordinary conversations; docs/chat.md lists where they
-// differ.
+// The rules that prompts follow. They agree on ordinary conversations; docs/chat.md lists where
+// they differ.
 enum class EncodingProfile : uint8_t {
   kRecipe,      // the vendor's toolkit for servers
   kCheckpoint,  // the encoder published with the checkpoint
@@ -48,11 +48,14 @@ struct ToolCall {
 // A function that the model may call.
 struct Tool {
   std::string name;
-  // The whole function object as JSON text, with "name", "description", "parameters" and whatever
-  // else the caller sent. The recipe profile shows the model name, description and parameters; the
-  // checkpoint profile shows it as it is.
+  // The whole function object as JSON text as the caller sent it, with "name", "description",
+  // "parameters" and whatever else. The recipe profile shows the model name, description and
+  // parameters; the checkpoint profile shows all of it.
   std::string function;
-  bool strict = false;         // as sent; a request's conversion has applied it to the schema
+  // Recipe profile: what is shown in place of the function's own "parameters" (JSON text), because
+  // `strict` has rebuilt them. Empty: the function's own.
+  std::string recipe_parameters;
+  bool strict = false;         // as sent
   bool defer_loading = false;  // declared, but not listed in the prompt (recipe profile)
 };
 
@@ -60,7 +63,7 @@ struct Tool {
 struct ContentBlock {
   enum class Kind : uint8_t { kText, kToolResult, kUnsupported };
   Kind kind = Kind::kText;
-  Content content;  // of kUnsupported: the type's name
+  Content content;                          // of kUnsupported: the type's name
   std::optional<std::string> tool_call_id;  // of kToolResult
 };
 
@@ -72,8 +75,8 @@ struct Message {
   std::optional<std::string> reasoning_content;  // kAssistant
   std::vector<ToolCall> tool_calls;              // kAssistant
   std::optional<std::string> tool_call_id;       // kTool
-  // kAssistant, last message: the answer goes on from here. (In the checkpoint profile `wo_eos`,
-  // anywhere.)
+  // kAssistant: the turn is not closed. As the last message: the answer goes on from here. (In the
+  // checkpoint's own message format: `wo_eos`.)
   bool prefix = false;
   // Tools of a system message: in the recipe profile those that arrive late, in the checkpoint
   // profile the tool list.
@@ -98,8 +101,10 @@ struct ResponseFormat {
 
 struct Chat {
   std::vector<Message> messages;
-  bool thinking = true;       // the model reasons before it answers
-  int reasoning_effort = 75;  // 1 ... 100: stated in the prompt, limits nothing; only if `thinking`
+  bool thinking = true;  // the model reasons before it answers
+  // 1 ... 100; only if `thinking`. The prompt states it, it limits nothing. kV4 knows three steps:
+  // nothing below 75, one text below 100, another at 100.
+  int reasoning_effort = 75;
   std::vector<Tool> tools;
   ToolChoice tool_choice = ToolChoice::kAuto;
   ResponseFormat response_format;
