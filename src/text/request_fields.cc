@@ -18,8 +18,8 @@ std::string ElementPath(const std::string& path, size_t index) {
 
 void RequestReader::Malformed(const std::string& path, std::string_view what) {
   if (malformed()) return;
-  problem_ = RequestProblem{true, path,
-                            fmt::format("{} {}.", path.empty() ? "the body" : path, what)};
+  problem_ =
+      RequestProblem{true, path, fmt::format("{} {}.", path.empty() ? "the body" : path, what)};
 }
 
 void RequestReader::Refuse(const std::string& path, std::string_view what) {
