@@ -381,7 +381,7 @@ void ReadEffort(Reader& reader, const std::string& field, ondemand::value value,
   int64_t number = 0;
   std::string_view name;
   if (value.get(name) == simdjson::SUCCESS) {
-    const Result<int> named = ParseReasoningEffort(name);
+    const Result<int> named = basic_chat::ParseReasoningEffort(name);
     if (!named.has_value()) {
       reader.Add(field, named.error().message);
     } else {
@@ -404,9 +404,9 @@ void ReadThinkingMode(Reader& reader, const std::string& field, ondemand::value 
   std::string name;
   reader.Read(field, value, &name);
   if (reader.failed()) return;
-  const Result<ThinkingMode> mode = ParseThinkingMode(name);
+  const Result<basic_chat::ThinkingMode> mode = basic_chat::ParseThinkingMode(name);
   if (mode.has_value()) {
-    *thinking = *mode == ThinkingMode::kThinking;
+    *thinking = *mode == basic_chat::ThinkingMode::kThinking;
   } else {
     reader.Add(field, mode.error().message);
   }

@@ -58,14 +58,15 @@ Result<std::vector<int32_t>> ResolveIds(const std::vector<int64_t>& ids, int64_t
 Result<std::vector<int32_t>> ResolveChat(const Chat& chat, const Tokenizer& tokenizer) {
   if (chat.messages.empty())
     return Fail(Code::kInvalidArgument, "messages is empty; at least one is needed.", "messages");
-  std::vector<ChatMessage> messages;
+  std::vector<basic_chat::ChatMessage> messages;
   for (const Message& message : chat.messages) {
     messages.push_back({message.role, message.content, message.reasoning_content});
   }
-  ChatOptions options;
-  options.mode = chat.thinking ? ThinkingMode::kThinking : ThinkingMode::kChat;
+  basic_chat::ChatOptions options;
+  options.mode =
+      chat.thinking ? basic_chat::ThinkingMode::kThinking : basic_chat::ThinkingMode::kChat;
   options.reasoning_effort = chat.reasoning_effort;
-  Result<std::vector<int32_t>> ids = EncodeChat(tokenizer, messages, options);
+  Result<std::vector<int32_t>> ids = basic_chat::EncodeChat(tokenizer, messages, options);
   if (!ids.has_value()) return WithField(std::move(ids.error()), "messages");
   return ids;
 }

@@ -4,7 +4,7 @@
 
 #include "text/utf8.h"
 
-namespace deepinfer {
+namespace deepinfer::basic_chat {
 namespace {
 
 constexpr std::string_view kBosMarker = "<｜begin▁of▁sentence｜>";
@@ -216,4 +216,4 @@ Result<std::vector<int32_t>> EncodeChat(const Tokenizer& tokenizer,
   return EncodeChatPrompt(tokenizer, prompt);
 }
 
-}  // namespace deepinfer
+}  // namespace deepinfer::basic_chat

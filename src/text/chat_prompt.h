@@ -5,6 +5,9 @@
 //
 // Where the checkpoint's encoder and the vendor's server toolkit render differently, this follows
 // the checkpoint.
+//
+// What text/chat_render.h is the whole of; in a namespace of its own because the names are the
+// same.
 #pragma once
 
 #include <cstddef>
@@ -18,7 +21,7 @@
 #include "base/error.h"
 #include "text/tokenizer.h"
 
-namespace deepinfer {
+namespace deepinfer::basic_chat {
 
 enum class ThinkingMode {
   kChat,      // the model answers at once
@@ -75,4 +78,4 @@ Result<std::vector<int32_t>> EncodeChat(const Tokenizer& tokenizer,
                                         std::span<const ChatMessage> messages,
                                         const ChatOptions& options);
 
-}  // namespace deepinfer
+}  // namespace deepinfer::basic_chat

@@ -5,7 +5,7 @@
 
 #include "text/text_test_data.h"
 
-namespace deepinfer {
+namespace deepinfer::basic_chat {
 namespace {
 
 using Ids = std::vector<int32_t>;
@@ -144,4 +144,4 @@ TEST(ChatPrompt, RefusesWhatItDoesNotKnowByName) {
 }
 
 }  // namespace
-}  // namespace deepinfer
+}  // namespace deepinfer::basic_chat

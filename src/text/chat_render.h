@@ -16,8 +16,8 @@
 
 namespace deepinfer {
 
-// Only the ranges in `specials` stand for special tokens; a marker that someone typed into a message
-// is text, though the characters are the same.
+// Only the ranges in `specials` stand for special tokens; a marker that someone typed into a
+// message is text, though the characters are the same.
 struct ChatPrompt {
   struct Range {
     size_t begin;
@@ -25,7 +25,7 @@ struct ChatPrompt {
     friend bool operator==(const Range&, const Range&) = default;
   };
   std::string text;
-  std::vector<Range> specials;  // in order, not overlapping
+  std::vector<Range> specials;      // in order, not overlapping
   std::vector<ImageSource> images;  // of the image tokens, in order
   // Where the parser of the answer starts, and whether it looks for calls and JSON.
   OutputParserOptions parser;

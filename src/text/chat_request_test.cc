@@ -6,7 +6,9 @@
 #include <string>
 #include <vector>
 
+#include "text/chat_render.h"
 #include "text/json_schema_shape.h"
+#include "text/text_test_data.h"
 
 namespace deepinfer {
 namespace {
@@ -64,6 +66,37 @@ size_t NumImages(const Chat& chat) {
   return count;
 }
 
+JsonValue ParserJson(const OutputParserOptions& parser) {
+  const char* const kStarts[] = {"content", "reasoning", "reasoning_continuation",
+                                 "content_continuation", "tool_calls"};
+  JsonValue json;
+  json.Set("start", kStarts[static_cast<int>(parser.start)]);
+  json.Set("tools", parser.tools);
+  json.Set("json", parser.json);
+  return json;
+}
+
+void ExpectPromptAsRecorded(const JsonValue& recorded, const Chat& chat) {
+  const Result<ChatPrompt> prompt = RenderChat(chat, ChatDialect::kV41);
+  ASSERT_TRUE(prompt.has_value()) << prompt.error().message;
+  EXPECT_EQ(prompt->text, *recorded.Find("prompt")->if_string());
+  JsonValue::Array specials;
+  for (const ChatPrompt::Range& range : prompt->specials) {
+    specials.push_back(
+        JsonValue::Array{static_cast<int64_t>(range.begin), static_cast<int64_t>(range.end)});
+  }
+  EXPECT_EQ(JsonValue(specials), *recorded.Find("special"));
+  for (const auto& [key, value] : *ParserJson(prompt->parser).if_object())
+    EXPECT_EQ(value, *recorded.Find("parser")->Find(key)) << key;
+  EXPECT_EQ(prompt->images.size(), NumImages(chat));
+  if (const JsonValue* ids = recorded.Find("ids");
+      ids != nullptr && RenamedTokenizer() != nullptr) {
+    const Result<std::vector<int32_t>> encoded = EncodeChatPrompt(*RenamedTokenizer(), *prompt);
+    ASSERT_TRUE(encoded.has_value()) << encoded.error().message;
+    EXPECT_EQ(JsonValue(JsonValue::Array(encoded->begin(), encoded->end())), *ids);
+  }
+}
+
 void ExpectAsRecorded(const JsonValue& recorded) {
   SCOPED_TRACE(*recorded.Find("id")->if_string());
   const auto converted =
@@ -83,7 +116,8 @@ void ExpectAsRecorded(const JsonValue& recorded) {
   EXPECT_EQ(OrNull(converted->max_tokens), *sampling.Find("max_tokens"));
   EXPECT_EQ(OrNull(converted->top_logprobs), *sampling.Find("top_logprobs"));
   EXPECT_EQ(converted->logprobs, *sampling.Find("logprobs")->if_bool());
-  if (const JsonValue* seed = sampling.Find("seed")) EXPECT_EQ(OrNull(converted->seed), *seed);
+  const JsonValue* seed = sampling.Find("seed");
+  EXPECT_EQ(OrNull(converted->seed), seed != nullptr ? *seed : JsonValue());
   EXPECT_EQ(ConstraintJson(converted->constraint).Dump(), sampling.Find("constraint")->Dump());
   JsonValue::Array stop(converted->stop.begin(), converted->stop.end());
   EXPECT_EQ(JsonValue(stop), *recorded.Find("parser")->Find("stop"));
@@ -93,6 +127,7 @@ void ExpectAsRecorded(const JsonValue& recorded) {
     namespaces.Set(name, JsonValue::Array{parts.first, parts.second});
   const JsonValue* expected = recorded.Find("namespaces");
   EXPECT_EQ(namespaces, expected != nullptr ? *expected : JsonValue(JsonValue::Object{}));
+  ExpectPromptAsRecorded(recorded, converted->chat);
 }
 
 TEST(ChatRequest, ChatCompletionsAreConvertedAsRecorded) {
@@ -101,6 +136,27 @@ TEST(ChatRequest, ChatCompletionsAreConvertedAsRecorded) {
 
 TEST(ChatRequest, MessagesAndResponsesAreConvertedAsRecorded) {
   for (const JsonValue& recorded : RecordedCases("convert.jsonl")) ExpectAsRecorded(recorded);
+}
+
+// Requests in the checkpoint's own encoding; it differs from the toolkit's in few of the cases.
+TEST(ChatRequest, TheCheckpointProfileGivesItsOwnPrompts) {
+  int differing = 0;
+  for (const JsonValue& recorded : RecordedCases("render.jsonl")) {
+    if (recorded.Find("error") != nullptr) continue;
+    SCOPED_TRACE(*recorded.Find("id")->if_string());
+    ConversionOptions options = OptionsOf(recorded);
+    options.profile = EncodingProfile::kCheckpoint;
+    const auto converted =
+        ConvertRequest(ChatApi::kChatCompletions, *recorded.Find("request"), options);
+    ASSERT_TRUE(converted.has_value()) << converted.error().message;
+    const Result<ChatPrompt> prompt = RenderChat(converted->chat, ChatDialect::kV41);
+    ASSERT_TRUE(prompt.has_value()) << prompt.error().message;
+    const JsonValue* expected = recorded.Find("prompt_e");
+    if (expected != nullptr) ++differing;
+    if (expected == nullptr) expected = recorded.Find("prompt");
+    EXPECT_EQ(prompt->text, *expected->if_string());
+  }
+  EXPECT_GT(differing, 20);
 }
 
 }  // namespace

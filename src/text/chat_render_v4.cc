@@ -1,0 +1,172 @@
+// The recipe profile for the preceding model generation: system messages are gathered at the
+// beginning without a token of their own, and results are moved behind their calls.
+#include <algorithm>
+#include <cstddef>
+#include <limits>
+
+#include "text/chat_render_profiles.h"
+#include "text/chat_template.h"
+#include "text/tool_call_block.h"
+#include "text/tool_result_order.h"
+
+namespace deepinfer {
+namespace {
+
+constexpr ChatDialect kDialect = ChatDialect::kV4;
+constexpr EncodingProfile kProfile = EncodingProfile::kRecipe;
+
+// Behind a turn with calls, as many messages as there are calls are put into the order of the
+// calls; what is no result of one of them goes behind the results.
+void SortToolResults(std::vector<const Message*>* messages) {
+  const std::vector<const Message*> received = *messages;
+  for (size_t i = 0; i < received.size(); ++i) {
+    const std::vector<ToolCall>& calls = received[i]->tool_calls;
+    if (received[i]->role != Role::kAssistant || calls.empty()) continue;
+    std::vector<size_t> places;
+    for (size_t k = i + 1; k < received.size() && places.size() < calls.size(); ++k) {
+      places.push_back(k);
+    }
+    constexpr size_t kLast = std::numeric_limits<size_t>::max();
+    const CallPositions positions(calls, CallPositions::Repeated::kFirst);
+    SortAtPlaces(messages, places, [&](const Message* message) {
+      if (message->role != Role::kTool || !message->tool_call_id.has_value()) return kLast;
+      return positions.Of(*message->tool_call_id, kLast);
+    });
+  }
+}
+
+class RecipeV4Renderer {
+ public:
+  explicit RecipeV4Renderer(const Chat& chat)
+      : chat_(chat), tools_(VisibleTools(chat)), prompt_(TemplateOf(kDialect).image_marker) {}
+
+  Result<ChatPrompt> Render() {
+    prompt_.Special(kBosMarker);
+    if (chat_.thinking) prompt_.Text(EffortText(kDialect, chat_.reasoning_effort));
+    AppendSystemTexts();
+    if (!tools_.empty()) {
+      DI_ASSIGN_OR_RETURN(const std::vector<std::string> lines,
+                          RecipeToolLines(tools_, false, kDialect, "tools"));
+      AppendToolBlock(lines, kDialect, &prompt_);
+    }
+    DI_ASSIGN_OR_RETURN(const std::string format_block,
+                        FormatBlock(chat_.response_format, kDialect));
+    prompt_.Text(format_block);
+
+    std::vector<const Message*> turns;
+    for (const Message& message : chat_.messages) {
+      if (message.role != Role::kSystem) turns.push_back(&message);
+    }
+    SortToolResults(&turns);
+    for (size_t i = 0; i < turns.size(); ++i) {
+      AppendTurn(*turns[i], i > 0 ? turns[i - 1] : nullptr, i + 1 == turns.size());
+    }
+
+    OutputParserOptions::Start start = OutputParserOptions::Start::kContent;
+    if (!turns.empty() && turns.back()->prefix) {
+      start = continued_start_;
+    } else {
+      prompt_.Special(kAssistantMarker);
+      prompt_.Special(chat_.thinking ? kThinkBeginMarker : kThinkEndMarker);
+      if (chat_.thinking) start = OutputParserOptions::Start::kReasoning;
+    }
+    if (chat_.tool_choice == ToolChoice::kRequired && !tools_.empty()) {
+      AppendToolCallBlockBegin(kDialect, &prompt_);
+      start = OutputParserOptions::Start::kToolCalls;
+    }
+    ChatPrompt prompt = prompt_.Take();
+    prompt.parser.start = start;
+    prompt.parser.tools = !tools_.empty();
+    prompt.parser.json = chat_.response_format.kind == ResponseFormat::Kind::kJsonObject;
+    return prompt;
+  }
+
+ private:
+  void AppendSystemTexts() {
+    bool is_first = true;
+    for (const Message& message : chat_.messages) {
+      const bool is_empty = message.content.text.empty() && message.content.images.empty();
+      if (message.role != Role::kSystem || is_empty) continue;
+      if (!is_first) prompt_.Text(kPartSeparator);
+      prompt_.Add(message.content);
+      is_first = false;
+    }
+  }
+
+  void AppendTurn(const Message& message, const Message* previous, bool is_last) {
+    const auto follows = [&](Role role) { return previous != nullptr && previous->role == role; };
+    switch (message.role) {
+      case Role::kSystem:
+        break;  // at the beginning already
+      case Role::kUser:
+        if (follows(Role::kUser) || follows(Role::kTool)) {
+          prompt_.Text(kPartSeparator);
+        } else {
+          prompt_.Special(kUserMarker);
+        }
+        prompt_.Add(message.content);
+        break;
+      case Role::kTool:
+        // A result after the text of a user opens a turn again.
+        if (follows(Role::kTool)) {
+          prompt_.Text(kPartSeparator);
+        } else {
+          prompt_.Special(kUserMarker);
+        }
+        prompt_.Text(kToolResultBegin);
+        prompt_.Add(message.content);
+        prompt_.Text(kToolResultEnd);
+        break;
+      case Role::kLatestReminder:
+        prompt_.Special(kReminderMarker);
+        prompt_.Add(message.content);
+        break;
+      case Role::kAssistant:
+        AppendAssistant(message, is_last);
+        break;
+    }
+  }
+
+  void AppendAssistant(const Message& message, bool is_last) {
+    // A turn that stays open without content goes on inside of the reasoning.
+    const bool stays_in_reasoning =
+        message.prefix && chat_.thinking && message.content.text.empty();
+    const bool shows_reasoning =
+        (message.reasoning_content.has_value() && (message.prefix || !tools_.empty())) ||
+        stays_in_reasoning;
+    const std::string reasoning = message.reasoning_content.value_or("");
+    prompt_.Special(kAssistantMarker);
+    if (shows_reasoning) {
+      prompt_.Special(kThinkBeginMarker);
+      prompt_.Text(reasoning);
+    }
+    if (!stays_in_reasoning) prompt_.Special(kThinkEndMarker);
+    prompt_.Add(message.content);
+    if (!message.tool_calls.empty()) {
+      AppendToolCallBlock(message.tool_calls, kProfile, kDialect, &prompt_);
+    }
+    if (!message.prefix || !is_last) {
+      prompt_.Special(kEosMarker);
+      return;
+    }
+    using Start = OutputParserOptions::Start;
+    if (stays_in_reasoning) {
+      continued_start_ = reasoning.empty() ? Start::kReasoning : Start::kReasoningContinuation;
+    } else {
+      continued_start_ = chat_.thinking ? Start::kContentContinuation : Start::kContent;
+    }
+  }
+
+  const Chat& chat_;
+  std::vector<const Tool*> tools_;
+  OutputParserOptions::Start continued_start_ = OutputParserOptions::Start::kContent;
+  PromptBuilder prompt_;
+};
+
+}  // namespace
+
+Result<ChatPrompt> RenderRecipeV4(const Chat& chat) {
+  return RecipeV4Renderer(chat).Render();
+}
+
+}  // namespace deepinfer
