@@ -338,8 +338,17 @@ class Parser {
   size_t at_ = 0;
 };
 
-// The shortest decimal that is read back as the same double, in Python's form.
-void AppendDouble(double value, std::string* out) {
+struct Format {
+  std::string_view item_separator;
+  std::string_view key_separator;
+  int min_decimal_exponent;  // smaller numbers are written with an exponent
+  int min_exponent_digits;
+};
+constexpr Format kPython = {", ", ": ", -4, 2};
+constexpr Format kCompact = {",", ":", -5, 1};
+
+// The shortest decimal that is read back as the same double.
+void AppendDouble(double value, const Format& format, std::string* out) {
   if (std::isnan(value)) {
     *out += "NaN";
     return;
@@ -361,13 +370,14 @@ void AppendDouble(double value, std::string* out) {
   ++at;
   int exponent = 0;
   std::from_chars(*at == '+' ? at + 1 : at, end, exponent);
-  if (exponent < -4 || exponent >= 16) {
+  if (exponent < format.min_decimal_exponent || exponent >= 16) {
     *out += digits[0];
     if (digits.size() > 1) {
       *out += '.';
       out->append(digits, 1);
     }
-    *out += fmt::format("e{}{:02}", exponent < 0 ? '-' : '+', std::abs(exponent));
+    *out += fmt::format("e{}{:0{}}", exponent < 0 ? '-' : '+', std::abs(exponent),
+                        format.min_exponent_digits);
     return;
   }
   if (exponent < 0) {
@@ -387,11 +397,6 @@ void AppendDouble(double value, std::string* out) {
   }
 }
 
-struct Separators {
-  std::string_view item;
-  std::string_view key;
-};
-
 void AppendString(std::string_view text, std::string* out) {
   *out += '"';
   AppendJsonEscaped(text, out);
@@ -399,7 +404,7 @@ void AppendString(std::string_view text, std::string* out) {
 }
 
 // Recursion is as deep as the value.
-void Append(const JsonValue& value, const Separators& separators, std::string* out) {
+void Append(const JsonValue& value, const Format& format, std::string* out) {
   if (const bool* flag = value.if_bool()) {
     *out += *flag ? "true" : "false";
   } else if (const int64_t* integer = value.if_int64()) {
@@ -407,23 +412,23 @@ void Append(const JsonValue& value, const Separators& separators, std::string* o
   } else if (const uint64_t* large = value.if_uint64()) {
     fmt::format_to(std::back_inserter(*out), "{}", *large);
   } else if (const double* number = value.if_double()) {
-    AppendDouble(*number, out);
+    AppendDouble(*number, format, out);
   } else if (const std::string* text = value.if_string()) {
     AppendString(*text, out);
   } else if (const JsonValue::Array* items = value.if_array()) {
     *out += '[';
     for (size_t i = 0; i < items->size(); ++i) {
-      if (i > 0) *out += separators.item;
-      Append((*items)[i], separators, out);
+      if (i > 0) *out += format.item_separator;
+      Append((*items)[i], format, out);
     }
     *out += ']';
   } else if (const JsonValue::Object* members = value.if_object()) {
     *out += '{';
     for (size_t i = 0; i < members->size(); ++i) {
-      if (i > 0) *out += separators.item;
+      if (i > 0) *out += format.item_separator;
       AppendString((*members)[i].first, out);
-      *out += separators.key;
-      Append((*members)[i].second, separators, out);
+      *out += format.key_separator;
+      Append((*members)[i].second, format, out);
     }
     *out += '}';
   } else {
@@ -477,13 +482,13 @@ void JsonValue::Set(std::string_view key, JsonValue value) {
 
 std::string JsonValue::Dump() const {
   std::string out;
-  Append(*this, {.item = ", ", .key = ": "}, &out);
+  Append(*this, kPython, &out);
   return out;
 }
 
 std::string JsonValue::DumpCompact() const {
   std::string out;
-  Append(*this, {.item = ",", .key = ":"}, &out);
+  Append(*this, kCompact, &out);
   return out;
 }
 

@@ -88,7 +88,8 @@ class JsonValue {
   // What Python's json.dumps(value, ensure_ascii=False) writes: ", " and ": ", shortest doubles
   // with ".0" or an exponent of at least two digits, only '"', '\' and control characters escaped.
   std::string Dump() const;
-  // The same without any white space.
+  // The same without any white space, and exponents without padding: "1e-7", from
+  // 1e-6 down and 1e+16 up.
   std::string DumpCompact() const;
 
   friend bool operator==(const JsonValue&, const JsonValue&) = default;

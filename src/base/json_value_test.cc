@@ -37,6 +37,9 @@ TEST(JsonValue, WritesWhatPythonWrites) {
   EXPECT_EQ(Redumped(R"("\"\\\b\f\n\r\t\u0001\u001F")"), R"("\"\\\b\f\n\r\t\u0001\u001f")");
   EXPECT_EQ(JsonValue::Parse(R"({"a": [1, "x y", {"b": 2}]})")->DumpCompact(),
             R"({"a":[1,"x y",{"b":2}]})");
+  EXPECT_EQ(
+      JsonValue::Parse("[1e-7, 1e-6, 1e-5, 1.234e-5, 1e15, 1e16, 5e-324, 1.5e300]")->DumpCompact(),
+      "[1e-7,1e-6,0.00001,0.00001234,1000000000000000.0,1e+16,5e-324,1.5e+300]");
 }
 
 TEST(JsonValue, KeepsIntegersOf64BitsAndMakesLargerOnesDoubles) {

@@ -21,6 +21,14 @@ namespace deepinfer {
 enum class ChatApi : uint8_t { kChatCompletions, kMessages, kResponses };
 
 struct ConversionOptions {
+  // The names that a request may give its model; empty: any.
+  std::vector<std::string> model_names = {"DeepSeek-V4-Pro", "DeepSeek-V4.1-Flash"};
+  // The profile of the chat. The recipe profile leaves empty system messages of Chat Completions
+  // out; the checkpoint profile has no such rule.
+  EncodingProfile profile = EncodingProfile::kRecipe;
+  // Whose sampling rules count. kV41: thinking mode has temperature 1 and top_p from 0.95; else
+  // top_p is 1. kV4: thinking mode has 1 and 1; else both are the request's.
+  ChatDialect dialect = ChatDialect::kV41;
   bool default_thinking = true;
   // In thinking mode an assistant turn with calls but without reasoning is refused instead of
   // getting an empty one (unless its call ids begin with call_NN_ET_).
@@ -36,7 +44,8 @@ struct ConversionOptions {
 struct OutputConstraint {
   enum class Kind : uint8_t { kJson, kRegex, kToolCall, kToolCallRequired };
   Kind kind = Kind::kJson;
-  // JSON schema (compact; empty: any JSON object), pattern, or a compact JSON list of function tools.
+  // JSON schema (compact; empty: any JSON object), pattern, or a compact JSON list of function
+  // tools.
   std::string schema;
 };
 
@@ -46,8 +55,8 @@ struct ConvertedRequest {
   std::vector<std::string> stop;
   bool stream = false;
   std::optional<int64_t> max_tokens;
-  double temperature = 1.0;
-  double top_p = 1.0;
+  float temperature = 1.0F;
+  float top_p = 1.0F;
   bool logprobs = false;
   std::optional<int64_t> top_logprobs;
   std::optional<int64_t> seed;
@@ -66,8 +75,8 @@ struct RequestProblem {
 tl::expected<ConvertedRequest, RequestProblem> ConvertRequest(ChatApi api, const JsonValue& body,
                                                               const ConversionOptions& options);
 
-// low 50; medium, high, xhigh 75; max, ultra 100; minimal as low; "none" is 0 (thinking off). Nullopt
-// for other names.
+// low 50; medium, high, xhigh 75; max, ultra 100; minimal as low; "none" is 0 (thinking off).
+// Nullopt for other names.
 std::optional<int> ReasoningEffortByName(std::string_view name);
 
 // `strict`: the schema is rebuilt as the toolkit does. Errors: kInvalidArgument with the JSON path.
