@@ -19,6 +19,7 @@
 #include "apps/make_checkpoint.h"
 #include "apps/option_names.h"
 #include "apps/output.h"
+#include "apps/parse.h"
 #include "apps/plan.h"
 #include "apps/print.h"
 #include "apps/replay_schedule.h"
@@ -440,6 +441,33 @@ void AddTokenizerCommand(CLI::App& app, int& status, const char* name, const cha
   });
 }
 
+void AddParseCommand(CLI::App& app, int& status) {
+  auto options = std::make_shared<ParseOptions>();
+  CLI::App* command =
+      app.add_subcommand("parse", "Turn answers into reasoning, content and tool calls");
+  command->footer(
+      "Lines are {\"id\", \"text\" or \"ids\", \"parser\", \"finish\", \"cuts\"}; ids need --model "
+      "or "
+      "--tokenizer. Exit status: 0 every line is fine, 3 finished but some lines failed, 1 "
+      "failure, "
+      "2 wrong usage, 130 interrupted, 141 nobody reads the output.");
+  CLI::Option* model = command->add_option("--model", options->model, "Checkpoint directory");
+  command->add_option("--tokenizer", options->tokenizer, "A tokenizer.json")->excludes(model);
+  command
+      ->add_option_function<std::string>(
+          "--policy",
+          [options](const std::string& name) { options->toolkit_policy = name == "toolkit"; },
+          "recommended: markup that is not quite right is repaired; toolkit: as the vendor's "
+          "parser")
+      ->check(OneOf({"recommended", "toolkit"}))
+      ->default_str("recommended");
+  command->add_option("--input", options->input, "JSON lines; '-' is the standard input")
+      ->capture_default_str();
+  command->add_option("--output", options->output, "JSON lines; '-' is the standard output")
+      ->capture_default_str();
+  command->callback([options, &status] { status = RunParse(*options); });
+}
+
 void AddCacheFormat(CLI::App* command, std::string& format) {
   command->add_option("--cache-format", format, "packed or bf16; the results are the same")
       ->check(OneOf({"packed", "bf16"}))
@@ -694,6 +722,7 @@ int Main(int argc, char** argv) {
                       RunTokenize);
   AddTokenizerCommand(app, status, "detokenize", "Turn lines of token ids into lines of text",
                       RunDetokenize);
+  AddParseCommand(app, status);
   AddLogitsCommand(app, status);
   AddInspectCommand(app, status);
   AddPlanCommand(app, status);

@@ -1,7 +1,7 @@
-// What the model writes becomes an answer: reasoning, content and tool calls, piece by piece. A pure
-// function of the options and the bytes (or ids) that were pushed: how they are cut into pieces
-// changes when an event comes, never the result. Nothing is taken back, nothing of the markup is
-// passed on, nothing else is lost. docs/chat.md has the rules of both policies.
+// What the model writes becomes an answer: reasoning, content and tool calls, piece by piece. A
+// pure function of the options and the bytes (or ids) that were pushed: how they are cut into
+// pieces changes when an event comes, never the result. Nothing is taken back, nothing of the
+// markup is passed on, nothing else is lost. docs/chat.md has the rules of both policies.
 #pragma once
 
 #include <cstdint>
@@ -34,8 +34,8 @@ struct OutputParserOptions {
     kToolkit,      // exactly as the vendor's toolkit: its streaming machine
   };
   Start start = Start::kContent;
-  bool tools = false;  // calls are looked for; off: markup is text
-  bool json = false;   // the content is the JSON in the answer
+  bool tools = false;             // calls are looked for; off: markup is text
+  bool json = false;              // the content is the JSON in the answer
   std::vector<std::string> stop;  // count in content only
   Policy policy = Policy::kRecommended;
   // When the answer ends by itself without an end of reasoning, all of it becomes content.
@@ -73,9 +73,9 @@ class OutputParser {
   // Appends the events that are decided now. Bytes need not be whole characters. Nothing happens
   // after a stop string.
   void Push(std::string_view bytes, std::vector<OutputEvent>* events);
-  // The same for ids, of which only the special tokens' own can be markup; the characters of
-  // markup that come from ordinary tokens are text (recommended policy). End-of-turn ids are not
-  // to be pushed.
+  // The same for ids, of which only the special tokens' own can be markup: the characters of a
+  // marker that come from ordinary tokens are text. End-of-turn ids are not to be pushed. An answer
+  // is pushed as bytes or as ids; bytes between ids count as ordinary tokens.
   void PushToken(int32_t id, std::vector<OutputEvent>* events);
   // The end of the answer, which `backend_end` ended (not kToolCalls): releases what was held back.
   // The truthful reason: kToolCalls only if a call is reported and the answer was not cut.

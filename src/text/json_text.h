@@ -1,0 +1,16 @@
+// Whether a text is JSON, by the grammar alone: nothing is converted, so numbers may have any size
+// and nesting any depth. Not for reading values (base/json_value.h).
+#pragma once
+
+#include <string_view>
+
+namespace deepinfer {
+
+// One JSON value with white space around it. `text` is UTF-8. Time is linear, memory one bit per
+// level of nesting.
+bool IsJson(std::string_view text);
+
+// Without the four kinds of white space that JSON allows around a value.
+std::string_view TrimJsonSpace(std::string_view text);
+
+}  // namespace deepinfer
