@@ -71,16 +71,30 @@ Result<std::vector<int32_t>> ResolveChat(const Chat& chat, const Tokenizer& toke
   return ids;
 }
 
+Status CheckText(std::string_view text, const std::string& field) {
+  const std::optional<size_t> bad = FindInvalidUtf8(text);
+  if (!bad.has_value()) return {};
+  return Fail(Code::kInvalidArgument,
+              fmt::format("{} is not UTF-8 at byte {}; only UTF-8 text can match.", field, *bad),
+              field);
+}
+
 Status CheckTexts(const std::vector<std::string>& texts, const char* field) {
-  for (size_t i = 0; i < texts.size(); ++i) {
-    const std::optional<size_t> bad = FindInvalidUtf8(texts[i]);
-    if (!bad.has_value()) continue;
-    const std::string name = fmt::format("{}[{}]", field, i);
-    return Fail(Code::kInvalidArgument,
-                fmt::format("{} is not UTF-8 at byte {}; only UTF-8 text can match.", name, *bad),
-                name);
-  }
+  for (size_t i = 0; i < texts.size(); ++i)
+    DI_RETURN_IF_ERROR(CheckText(texts[i], fmt::format("{}[{}]", field, i)));
   return {};
+}
+
+// Where a conversation's prompt leaves the model inside of its reasoning, a structured output
+// begins after it. Markers in what users have written are text, not tokens.
+void BeginAfterReasoning(const Tokenizer& tokenizer, const std::vector<int32_t>& prompt,
+                         StructuredOutput& output) {
+  const std::optional<int32_t> open = tokenizer.IdOf("<think>");
+  const std::optional<int32_t> close = tokenizer.IdOf("</think>");
+  if (!open.has_value() || !close.has_value()) return;
+  const auto last = std::find_if(prompt.rbegin(), prompt.rend(),
+                                 [&](int32_t id) { return id == *open || id == *close; });
+  if (last != prompt.rend() && *last == *open) output.trigger_token_ids = {*close};
 }
 
 // The fields that decide when a request runs.
@@ -163,12 +177,21 @@ Result<EngineRequest> ResolveRequest(const Request& request, const Tokenizer& to
     return tl::unexpected<Error>(FirstOf(problems));
   }
   DI_RETURN_IF_ERROR(CheckTexts(params.stop, "stop"));
+  if (params.structured_output.has_value()) {
+    DI_RETURN_IF_ERROR(CheckText(params.structured_output->schema, "structured_output.schema"));
+    DI_RETURN_IF_ERROR(CheckTexts(params.structured_output->choices, "structured_output.choices"));
+  }
   DI_RETURN_IF_ERROR(CheckServiceFields(request));
   EngineRequest resolved;
   resolved.id = request.id;
   resolved.params = params;
   DI_RETURN_IF_ERROR(ResolveBadWords(params, tokenizer, &resolved.bad_words));
   DI_ASSIGN_OR_RETURN(resolved.prompt, ResolvePrompt(request, tokenizer, vocab_size));
+  std::optional<StructuredOutput>& output = resolved.params.structured_output;
+  if (output.has_value() && output->trigger_token_ids.empty() &&
+      std::holds_alternative<Chat>(request.prompt)) {
+    BeginAfterReasoning(tokenizer, resolved.prompt, *output);
+  }
   resolved.user_id = request.user_id;
   resolved.priority = static_cast<int32_t>(request.priority);
   if (request.timeout_seconds.has_value()) resolved.timeout_seconds = *request.timeout_seconds;

@@ -127,6 +127,46 @@ TEST_F(BatchRunnerTest, ConversationsAreEncodedAndMarkersInTheirTextAreText) {
   EXPECT_EQ(std::count(output.prompt_token_ids.begin(), output.prompt_token_ids.end(), 501), 1);
 }
 
+std::vector<int64_t> TriggerOf(const Request& request) {
+  const Result<EngineRequest> resolved =
+      ResolveRequest(request, TestTokenizer(), 512, [] { return uint64_t{1}; });
+  EXPECT_TRUE(resolved.has_value()) << resolved.error().message;
+  return resolved->params.structured_output->trigger_token_ids;
+}
+
+TEST_F(BatchRunnerTest, AStructuredOutputBeginsAfterReasoningWhereThereIsAny) {
+  const int64_t close = *TestTokenizer().IdOf("</think>");
+  for (const bool thinking : {true, false}) {
+    for (const bool regex : {true, false}) {
+      Request request = Text("chat", "");
+      request.prompt = Chat{
+          {{"user", "hi <think>", {}}, {"assistant", "x", "hm"}, {"user", "", {}}}, thinking, 75};
+      StructuredOutput& output = request.sampling_params.structured_output.emplace();
+      output.kind = regex ? StructuredOutput::Kind::kRegex : StructuredOutput::Kind::kJsonSchema;
+      output.schema = "{}";
+      EXPECT_EQ(TriggerOf(request),
+                thinking ? std::vector<int64_t>{close} : std::vector<int64_t>{});
+      // What the caller says comes first.
+      output.trigger_token_ids = {7};
+      EXPECT_EQ(TriggerOf(request), std::vector<int64_t>{7});
+    }
+  }
+  // A prompt that is text or ids says nothing about reasoning.
+  Request text = Text("a", "<think>");
+  text.sampling_params.structured_output.emplace().schema = "{}";
+  EXPECT_TRUE(TriggerOf(text).empty());
+}
+
+TEST_F(BatchRunnerTest, DescriptionsThatAreNotUtf8AreRefusedByName) {
+  Request request = Text("a", "the");
+  request.sampling_params.structured_output.emplace().schema = "a\xff";
+  EXPECT_EQ(RunAll({request})[0].error->field, "structured_output.schema");
+  request.sampling_params.structured_output->kind = StructuredOutput::Kind::kChoice;
+  request.sampling_params.structured_output->schema.clear();
+  request.sampling_params.structured_output->choices = {"a", "\xff"};
+  EXPECT_EQ(RunAll({request})[0].error->field, "structured_output.choices[1]");
+}
+
 TEST_F(BatchRunnerTest, RequestsWithoutASeedGetOneEachEvenFromSharedParameters) {
   const auto outputs = RunAll({Text("a", "the"), Text("b", "the"), Text("c", "the")});
   std::set<uint64_t> seeds;

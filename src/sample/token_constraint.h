@@ -2,7 +2,8 @@
 // grammar. One object belongs to one sequence and is called by one thread at a time.
 //
 // Order of calls, per token: FillMask, then Accept of the token that was drawn. The state follows
-// accepted tokens only.
+// accepted tokens only. FillMask need not be called by the thread that calls Accept, but never at
+// the same time.
 #pragma once
 
 #include <cstdint>
@@ -30,7 +31,8 @@ class TokenConstraint {
   // unchanged.
   virtual Status Accept(int32_t token_id) = 0;
 
-  // Takes the last `tokens` accepted ones back; at most max_rollback().
+  // Takes the last `tokens` accepted ones back. max_rollback() bounds how far it can go behind the
+  // largest num_accepted() there has been, over several calls too.
   virtual void Rollback(int64_t tokens) = 0;
   virtual int64_t max_rollback() const = 0;
 
