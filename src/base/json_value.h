@@ -3,11 +3,12 @@
 // lines whose fields are known beforehand (apps/jsonl.h is faster and names every mistake).
 //
 // Reading: integers within -2^63 ... 2^64-1 are exact, others and all with a fraction or an
-// exponent become doubles ("-0" is the double -0.0); of a key that occurs twice the last value wins,
-// at the place of the first. Refused: anything that is not JSON in UTF-8, NaN and infinities,
+// exponent become doubles ("-0" is the double -0.0); of a key that occurs twice the last value
+// wins, at the place of the first. Refused: anything that is not JSON in UTF-8, NaN and infinities,
 // numbers that overflow a double, lone surrogate escapes, more than 127 levels of nesting.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <string_view>
