@@ -233,6 +233,61 @@ GrammarTree::NodeId GrammarTree::Reference(RuleId rule) {
   return Add(std::move(node));
 }
 
+GrammarTree::Lengths GrammarTree::LengthsOf(NodeId id) const {
+  constexpr int64_t kFar = int64_t{1} << 40;
+  const Node& node = nodes_[id];
+  switch (node.kind) {
+    case Kind::kEmpty:
+      return {0, 0};
+    case Kind::kClass:
+      return {1, 1};
+    case Kind::kReference:
+      return {0, kUnbounded};
+    case Kind::kLiteral: {
+      const auto count = std::count_if(node.text.begin(), node.text.end(),
+                                       [](char c) { return (c & 0xC0) != 0x80; });
+      return {count, count};
+    }
+    case Kind::kRepeat: {
+      const Lengths child = LengthsOf(node.children[0]);
+      const bool open = node.max == kUnbounded || child.max == kUnbounded;
+      return {std::min(child.min * node.min, kFar),
+              open ? kUnbounded : std::min(child.max * node.max, kFar)};
+    }
+    case Kind::kSequence: {
+      Lengths sum;
+      for (const NodeId child_id : node.children) {
+        const Lengths child = LengthsOf(child_id);
+        sum.min = std::min(sum.min + child.min, kFar);
+        sum.max = sum.max == kUnbounded || child.max == kUnbounded
+                      ? kUnbounded
+                      : std::min(sum.max + child.max, kFar);
+      }
+      return sum;
+    }
+    case Kind::kChoice: {
+      Lengths both{kFar, 0};
+      for (const NodeId child_id : node.children) {
+        const Lengths child = LengthsOf(child_id);
+        both.min = std::min(both.min, child.min);
+        both.max = both.max == kUnbounded || child.max == kUnbounded
+                       ? kUnbounded
+                       : std::max(both.max, child.max);
+      }
+      return both;
+    }
+  }
+  return {0, kUnbounded};
+}
+
+const CodePointSet* GrammarTree::OnlyClassOf(NodeId id) const {
+  const Node& node = nodes_[id];
+  if (node.kind == Kind::kClass) return &node.ranges;
+  if (node.kind != Kind::kRepeat) return nullptr;
+  const Node& child = nodes_[node.children[0]];
+  return child.kind == Kind::kClass ? &child.ranges : nullptr;
+}
+
 GrammarTree::RuleId GrammarTree::AddRule(std::string name) {
   rules_.push_back({std::move(name), -1});
   return static_cast<RuleId>(rules_.size()) - 1;
@@ -262,13 +317,24 @@ void GrammarTree::Propagate(Property property, std::vector<bool>* nodes,
     for (const NodeId child : node.children) parents[child].push_back(id);
     bool holds = false;
     switch (node.kind) {
-      case Kind::kEmpty: holds = true; break;
+      case Kind::kEmpty:
+        holds = true;
+        break;
       case Kind::kLiteral:
-      case Kind::kClass: holds = property == Property::kCanEnd; break;
-      case Kind::kRepeat: holds = node.min == 0; break;
-      case Kind::kReference: references[node.rule].push_back(id); break;
-      case Kind::kSequence: missing[i] = static_cast<int64_t>(node.children.size()); break;
-      case Kind::kChoice: break;
+      case Kind::kClass:
+        holds = property == Property::kCanEnd;
+        break;
+      case Kind::kRepeat:
+        holds = node.min == 0;
+        break;
+      case Kind::kReference:
+        references[node.rule].push_back(id);
+        break;
+      case Kind::kSequence:
+        missing[i] = static_cast<int64_t>(node.children.size());
+        break;
+      case Kind::kChoice:
+        break;
     }
     if (holds) queue.push_back(id);
   }
@@ -289,13 +355,13 @@ void GrammarTree::Propagate(Property property, std::vector<bool>* nodes,
   }
 }
 
-std::vector<bool> GrammarTree::ReachableRules() const {
-  std::vector<bool> reachable(rules_.size(), false);
+void GrammarTree::FindReachable() {
+  reachable_.assign(rules_.size(), false);
   std::vector<bool> seen(nodes_.size(), false);
   std::vector<NodeId> stack;
   const auto visit_rule = [&](RuleId rule) {
-    if (!reachable[rule]) {
-      reachable[rule] = true;
+    if (!reachable_[rule]) {
+      reachable_[rule] = true;
       stack.push_back(rules_[rule].body);
     }
   };
@@ -303,16 +369,16 @@ std::vector<bool> GrammarTree::ReachableRules() const {
   while (!stack.empty()) {
     const NodeId id = stack.back();
     stack.pop_back();
-    if (seen[id]) continue;
+    if (seen[id] || !can_end_[id]) continue;
     seen[id] = true;
     const Node& node = nodes_[id];
     if (node.kind == Kind::kReference) visit_rule(node.rule);
+    // A sequence that can end has no child that cannot.
     stack.insert(stack.end(), node.children.begin(), node.children.end());
   }
-  return reachable;
 }
 
-int64_t GrammarTree::Cost(const std::vector<bool>& reachable) const {
+int64_t GrammarTree::Cost() const {
   // Children have smaller numbers than their parents, so one pass in order is enough. The library
   // writes out up to 128 repetitions and counts the others.
   constexpr int64_t kWrittenOut = 129;
@@ -320,13 +386,19 @@ int64_t GrammarTree::Cost(const std::vector<bool>& reachable) const {
   std::vector<int64_t> cost(nodes_.size(), 0);
   for (size_t i = 0; i < nodes_.size(); ++i) {
     const Node& node = nodes_[i];
+    if (!can_end_[i]) continue;
     int64_t value = 1;
     switch (node.kind) {
       case Kind::kEmpty:
-      case Kind::kReference: break;
-      case Kind::kLiteral: value = static_cast<int64_t>(node.text.size()); break;
+      case Kind::kReference:
+        break;
+      case Kind::kLiteral:
+        value = static_cast<int64_t>(node.text.size());
+        break;
       // A range beyond ASCII becomes several byte sequences.
-      case Kind::kClass: value = 1 + static_cast<int64_t>(node.ranges.size()) / 4; break;
+      case Kind::kClass:
+        value = 1 + static_cast<int64_t>(node.ranges.size()) / 4;
+        break;
       default:
         for (const NodeId child : node.children) value += cost[child];
         if (node.kind == Kind::kRepeat) {
@@ -338,13 +410,12 @@ int64_t GrammarTree::Cost(const std::vector<bool>& reachable) const {
   }
   int64_t total = 0;
   for (size_t rule = 0; rule < rules_.size(); ++rule) {
-    if (reachable[rule]) total = std::min(total + cost[rules_[rule].body], kHuge);
+    if (reachable_[rule]) total = std::min(total + cost[rules_[rule].body], kHuge);
   }
   return total;
 }
 
-Status GrammarTree::CheckRecursion(const std::vector<bool>& reachable,
-                                   const std::vector<bool>& can_be_empty) const {
+Status GrammarTree::CheckRecursion(const std::vector<bool>& can_be_empty) const {
   // Rules that a rule may begin with, may end with, and may consist of alone.
   std::vector<std::vector<int32_t>> first(rules_.size());
   std::vector<std::vector<int32_t>> last(rules_.size());
@@ -358,14 +429,14 @@ Status GrammarTree::CheckRecursion(const std::vector<bool>& reachable,
   std::vector<uint8_t> seen(nodes_.size(), 0);
   std::vector<NodeId> touched;
   for (size_t rule = 0; rule < rules_.size(); ++rule) {
-    if (!reachable[rule]) continue;
+    if (!reachable_[rule]) continue;
     std::vector<Visit> stack = {{rules_[rule].body, true, true}};
     while (!stack.empty()) {
       const Visit visit = stack.back();
       stack.pop_back();
-      const auto bits = static_cast<uint8_t>(
-          1 << ((visit.at_begin ? 1 : 0) + (visit.at_end ? 2 : 0)));
-      if (seen[visit.node] & bits) continue;
+      const auto bits =
+          static_cast<uint8_t>(1 << ((visit.at_begin ? 1 : 0) + (visit.at_end ? 2 : 0)));
+      if ((seen[visit.node] & bits) != 0 || !can_end_[visit.node]) continue;
       if (seen[visit.node] == 0) touched.push_back(visit.node);
       seen[visit.node] |= bits;
       const Node& node = nodes_[visit.node];
@@ -416,7 +487,7 @@ Status GrammarTree::CheckRecursion(const std::vector<bool>& reachable,
   return {};
 }
 
-Status GrammarTree::Check() const {
+Status GrammarTree::Check() {
   if (full()) {
     return Fail(Code::kResourceExhausted,
                 fmt::format("The grammar has more than {} parts.", kMaxNodes));
@@ -426,6 +497,12 @@ Status GrammarTree::Check() const {
       return Fail(Code::kResourceExhausted,
                   fmt::format("The grammar is nested more than {} levels deep.", kMaxDepth));
     }
+    // The library cuts its strings at a NUL; in a class with others it is safe.
+    if (node.text.find('\0') != std::string::npos ||
+        (node.kind == Kind::kClass && node.ranges.back().last == 0)) {
+      return Fail(Code::kUnsupported,
+                  "The grammar asks for the character NUL by itself, which cannot be enforced.");
+    }
     if (node.kind == Kind::kRepeat && std::max(node.min, node.max) > kMaxRepeat) {
       return Fail(Code::kResourceExhausted,
                   fmt::format("A repetition of {} times is beyond the limit of {}.",
@@ -433,17 +510,14 @@ Status GrammarTree::Check() const {
     }
   }
   for (const Rule& rule : rules_) DI_CHECK(rule.body >= 0);
-  std::vector<bool> nodes;
   std::vector<bool> rules;
-  Propagate(Property::kCanEnd, &nodes, &rules);
-  const std::vector<bool> reachable = ReachableRules();
-  for (size_t rule = 0; rule < rules_.size(); ++rule) {
-    if (reachable[rule] && !rules[rule]) {
-      return Fail(Code::kInvalidArgument,
-                  fmt::format("No finite text matches \"{}\".", rules_[rule].name));
-    }
+  Propagate(Property::kCanEnd, &can_end_, &rules);
+  if (!rules[0]) {
+    return Fail(Code::kInvalidArgument,
+                fmt::format("No finite text matches \"{}\".", rules_[0].name));
   }
-  const int64_t cost = Cost(reachable);
+  FindReachable();
+  const int64_t cost = Cost();
   if (cost > kMaxCost) {
     return Fail(Code::kResourceExhausted,
                 fmt::format("The grammar is too large to compile: its estimated {} states are "
@@ -451,8 +525,9 @@ Status GrammarTree::Check() const {
                             "inside each other and long lists of values count most.",
                             cost, kMaxCost));
   }
-  Propagate(Property::kCanBeEmpty, &nodes, &rules);
-  return CheckRecursion(reachable, nodes);
+  std::vector<bool> can_be_empty;
+  Propagate(Property::kCanBeEmpty, &can_be_empty, &rules);
+  return CheckRecursion(can_be_empty);
 }
 
 std::string GrammarTree::RuleName(RuleId rule) const {
@@ -462,7 +537,9 @@ std::string GrammarTree::RuleName(RuleId rule) const {
 void GrammarTree::Print(NodeId id, std::string* out) const {
   const Node& node = nodes_[id];
   switch (node.kind) {
-    case Kind::kEmpty: *out += "\"\""; break;
+    case Kind::kEmpty:
+      *out += "\"\"";
+      break;
     case Kind::kLiteral: {
       *out += '"';
       size_t offset = 0;
@@ -486,15 +563,23 @@ void GrammarTree::Print(NodeId id, std::string* out) const {
       *out += ']';
       break;
     case Kind::kSequence:
-    case Kind::kChoice:
+    case Kind::kChoice: {
       *out += '(';
-      for (size_t i = 0; i < node.children.size(); ++i) {
-        if (i > 0) *out += node.kind == Kind::kSequence ? " " : " | ";
-        Print(node.children[i], out);
+      bool first = true;
+      for (const NodeId child : node.children) {
+        if (!can_end_[child]) continue;
+        if (!first) *out += node.kind == Kind::kSequence ? " " : " | ";
+        first = false;
+        Print(child, out);
       }
       *out += ')';
       break;
+    }
     case Kind::kRepeat:
+      if (!can_end_[node.children[0]]) {  // none of it, then
+        *out += "\"\"";
+        break;
+      }
       *out += '(';
       Print(node.children[0], out);
       *out += ')';
@@ -508,15 +593,16 @@ void GrammarTree::Print(NodeId id, std::string* out) const {
         *out += fmt::format("{{{},{}}}", node.min, node.max);
       }
       break;
-    case Kind::kReference: *out += RuleName(node.rule); break;
+    case Kind::kReference:
+      *out += RuleName(node.rule);
+      break;
   }
 }
 
 std::string GrammarTree::ToEbnf() const {
-  const std::vector<bool> reachable = ReachableRules();
   std::string out;
   for (size_t rule = 0; rule < rules_.size(); ++rule) {
-    if (!reachable[rule]) continue;
+    if (!reachable_[rule]) continue;
     out += RuleName(static_cast<RuleId>(rule)) + " ::= ";
     Print(rules_[rule].body, &out);
     out += '\n';

@@ -52,6 +52,16 @@ class GrammarTree {
   NodeId Repeat(NodeId child, int64_t min, int64_t max);
   NodeId Reference(RuleId rule);
 
+  // Characters of a text that the node matches, at least and at most (kUnbounded: no limit).
+  // Without references.
+  struct Lengths {
+    int64_t min = 0;
+    int64_t max = 0;
+  };
+  Lengths LengthsOf(NodeId node) const;
+  // For a node that is some number of characters of one class: that class; else null.
+  const CodePointSet* OnlyClassOf(NodeId node) const;
+
   // Rules are numbered from 0 in the order of their creation; the first is the root. The name is
   // for error messages only.
   RuleId AddRule(std::string name);
@@ -63,9 +73,13 @@ class GrammarTree {
     return static_cast<int64_t>(rules_.size());
   }
 
-  // Errors: kResourceExhausted for a size; kInvalidArgument naming a rule that can never end, that
-  // stands for itself, or that recurs at both of its ends.
-  Status Check() const;
+  // Before anything is printed. Alternatives that no finite text matches are left out from here on.
+  // Errors: kResourceExhausted for a size; kInvalidArgument when no text is left, or naming a rule
+  // that stands for itself or recurs at both of its ends.
+  Status Check();
+
+  // The estimate that Check limits. Only of a checked tree.
+  int64_t Cost() const;
 
   // In the library's notation, with the rule "root" first. Only of a checked tree. Rules that the
   // root does not reach are left out.
@@ -93,15 +107,16 @@ class GrammarTree {
   // children of a sequence, any of a choice.
   enum class Property : uint8_t { kCanEnd, kCanBeEmpty };
   void Propagate(Property property, std::vector<bool>* nodes, std::vector<bool>* rules) const;
-  std::vector<bool> ReachableRules() const;
-  int64_t Cost(const std::vector<bool>& reachable) const;
-  Status CheckRecursion(const std::vector<bool>& reachable,
-                        const std::vector<bool>& can_be_empty) const;
+  void FindReachable();
+  Status CheckRecursion(const std::vector<bool>& can_be_empty) const;
   void Print(NodeId id, std::string* out) const;
   std::string RuleName(RuleId rule) const;
 
   std::vector<Node> nodes_;
   std::vector<Rule> rules_;
+  // Set by Check.
+  std::vector<bool> can_end_;    // by node
+  std::vector<bool> reachable_;  // by rule, through nodes that can end
 };
 
 }  // namespace deepinfer

@@ -60,9 +60,9 @@ class Parser {
                 fmt::format("The pattern is wrong at offset {}: {}.", offset_, what));
   }
   tl::unexpected<Error> Unsupported(std::string_view what) const {
-    return Fail(Code::kUnsupported,
-                fmt::format("The pattern uses {} at offset {}, which cannot be enforced.", what,
-                            offset_));
+    return Fail(
+        Code::kUnsupported,
+        fmt::format("The pattern uses {} at offset {}, which cannot be enforced.", what, offset_));
   }
 
   NodeId Characters(const CodePointSet& set) {
@@ -177,9 +177,9 @@ class Parser {
     switch (Peek()) {
       case '(': {
         if (depth >= kMaxGroupDepth) {
-          return Fail(Code::kResourceExhausted,
-                      fmt::format("The pattern is nested more than {} groups deep.",
-                                  kMaxGroupDepth));
+          return Fail(
+              Code::kResourceExhausted,
+              fmt::format("The pattern is nested more than {} groups deep.", kMaxGroupDepth));
         }
         ++offset_;
         if (Peek() == '?') DI_RETURN_IF_ERROR(GroupKind());
@@ -189,16 +189,20 @@ class Parser {
         DI_ASSIGN_OR_RETURN(CodePointSet set, BracketedClass());
         return Characters(set);
       }
-      case '.': ++offset_; return Characters(Complement(kLineEnds));
+      case '.':
+        ++offset_;
+        return Characters(Complement(kLineEnds));
       case '\\': {
         DI_ASSIGN_OR_RETURN(CodePointSet set, Escape(false));
         return Characters(set);
       }
       case '^':
-      case '$': return Unsupported("an anchor inside the pattern");
+      case '$':
+        return Unsupported("an anchor inside the pattern");
       case '*':
       case '+':
-      case '?': return Wrong("a quantifier has nothing before it");
+      case '?':
+        return Wrong("a quantifier has nothing before it");
       case '{': {
         int64_t min = 0;
         int64_t max = 0;
@@ -206,7 +210,8 @@ class Parser {
         if (counts) return Wrong("a quantifier has nothing before it");
         break;
       }
-      default: break;
+      default:
+        break;
     }
     DI_ASSIGN_OR_RETURN(const uint32_t code_point, CodePoint());
     return Characters({{code_point, code_point}});
@@ -292,33 +297,49 @@ class Parser {
     const auto one = [](uint32_t c) { return CodePointSet{{c, c}}; };
     if (kind >= '1' && kind <= '9') return Unsupported("a back reference");
     switch (kind) {
-      case 'k': return Unsupported("a back reference");
+      case 'k':
+        return Unsupported("a back reference");
       case 'p':
-      case 'P': return Unsupported("a Unicode property");
+      case 'P':
+        return Unsupported("a Unicode property");
       case 'b':
         if (!in_class) return Unsupported("a word boundary");
         offset_ += 2;
         return one('\b');
-      case 'B': return Unsupported("a word boundary");
+      case 'B':
+        return Unsupported("a word boundary");
       case 'A':
       case 'z':
       case 'Z':
-      case 'G': return Unsupported("an anchor");
-      default: break;
+      case 'G':
+        return Unsupported("an anchor");
+      default:
+        break;
     }
     offset_ += 2;
     switch (kind) {
-      case 'd': return kDigits;
-      case 'D': return Complement(kDigits);
-      case 'w': return kWordCharacters;
-      case 'W': return Complement(kWordCharacters);
-      case 's': return kSpaces;
-      case 'S': return Complement(kAllSpaces);
-      case 'n': return one('\n');
-      case 'r': return one('\r');
-      case 't': return one('\t');
-      case 'f': return one('\f');
-      case 'v': return one('\v');
+      case 'd':
+        return kDigits;
+      case 'D':
+        return Complement(kDigits);
+      case 'w':
+        return kWordCharacters;
+      case 'W':
+        return Complement(kWordCharacters);
+      case 's':
+        return kSpaces;
+      case 'S':
+        return Complement(kAllSpaces);
+      case 'n':
+        return one('\n');
+      case 'r':
+        return one('\r');
+      case 't':
+        return one('\t');
+      case 'f':
+        return one('\f');
+      case 'v':
+        return one('\v');
       case '0':
         if (Peek() >= '0' && Peek() <= '9') return Wrong("an octal escape is not allowed");
         return one(0);
@@ -332,8 +353,10 @@ class Parser {
           return Wrong("\"\\c\" needs a letter");
         }
         return one(static_cast<uint32_t>(pattern_[offset_++]) % 32);
-      case 'u': return UnicodeEscape();
-      default: break;
+      case 'u':
+        return UnicodeEscape();
+      default:
+        break;
     }
     if (std::isalnum(static_cast<unsigned char>(kind)) || static_cast<uint8_t>(kind) >= 0x80) {
       offset_ -= 2;
@@ -383,9 +406,8 @@ GrammarTree::NodeId JsonCharacters(const CodePointSet& characters, GrammarTree* 
   std::vector<NodeId> choices;
   CodePointSet raw = Intersection(characters, Complement(must_escape));
   if (!raw.empty()) choices.push_back(tree->Class(std::move(raw)));
-  constexpr std::pair<uint32_t, char> kShort[] = {{'"', '"'},  {'\\', '\\'}, {'\b', 'b'},
-                                                  {'\f', 'f'}, {'\n', 'n'},  {'\r', 'r'},
-                                                  {'\t', 't'}};
+  constexpr std::pair<uint32_t, char> kShort[] = {
+      {'"', '"'}, {'\\', '\\'}, {'\b', 'b'}, {'\f', 'f'}, {'\n', 'n'}, {'\r', 'r'}, {'\t', 't'}};
   CodePointSet short_names;
   // Last digits of \u000X and \u001X.
   CodePointSet last_digits[2];
