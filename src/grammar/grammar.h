@@ -1,6 +1,6 @@
 // Structured outputs: a description of allowed texts (JSON schema, regular expression, EBNF, a list
-// of choices, a structural tag) is compiled against a vocabulary, and a matcher says after each token
-// which tokens may follow. docs/structured_output.md has the tables of what is supported.
+// of choices, a structural tag) is compiled against a vocabulary, and a matcher says after each
+// token which tokens may follow. docs/structured_output.md has the tables of what is supported.
 //
 // The only module that knows the grammar library. Vocabulary ids at or above the tokenizer's size
 // are never allowed.
@@ -29,16 +29,17 @@ struct GrammarSpec {
   Kind kind = Kind::kJsonSchema;
   std::string text;
   std::vector<std::string> choices;
-  // White space characters between JSON tokens, at most; 0: none (", " and ": " become "," and ":").
+  // White space characters between JSON tokens, at most; 0: none (", " and ": " become "," and
+  // ":").
   int max_whitespace = 2;
 
   friend bool operator==(const GrammarSpec&, const GrammarSpec&) = default;
 };
 
 struct GrammarLimits {
-  int64_t max_text_bytes = 1 << 20;      // of a description
-  double compile_seconds = 20;           // from the beginning of its compilation
-  int64_t max_grammar_bytes = 256 << 20; // of one compiled grammar
+  int64_t max_text_bytes = 1 << 20;       // of a description
+  double compile_seconds = 20;            // from the beginning of its compilation
+  int64_t max_grammar_bytes = 256 << 20;  // of one compiled grammar
   int64_t cache_bytes = int64_t{1} << 30;
 };
 
