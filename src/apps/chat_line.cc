@@ -13,14 +13,15 @@ namespace deepinfer {
 namespace {
 
 constexpr std::array<std::string_view, 9> kFields = {
-    "messages",      "tools",            "tool_choice",      "response_format", "thinking",
-    "thinking_mode", "reasoning_effort", "encoding_profile", "drop_thinking"};
+    "messages",     "tools",         "tool_choice",      "response_format",
+    "thinking",     "thinking_mode", "reasoning_effort", "encoding_profile",
+    "drop_thinking"};
 
 // What a message may hold. Logs of other services carry more, which counts only if it says
 // something.
 constexpr std::array<std::string_view, 8> kMessageFields = {
-    "role", "content", "reasoning_content", "tool_calls", "tool_call_id", "prefix", "name",
-    "reasoning"};
+    "role",   "content", "reasoning_content", "tool_calls", "tool_call_id",
+    "prefix", "name",    "reasoning"};
 
 tl::unexpected<Error> Problem(std::string field, std::string message) {
   return tl::unexpected<Error>(Error{Code::kInvalidArgument, std::move(message), std::move(field)});
@@ -131,11 +132,13 @@ Result<Chat> CheckpointChat(const JsonValue& fields) {
   line.Set("messages", std::move(messages));
   const JsonValue* thinking = fields.Find("thinking");
   const JsonValue* type = thinking != nullptr ? thinking->Find("type") : nullptr;
-  if (thinking != nullptr && (type == nullptr || type->if_string() == nullptr ||
-                              (*type->if_string() != "enabled" && *type->if_string() != "disabled"))) {
-    return Problem("thinking", fmt::format("thinking is {}; allowed are {{\"type\": \"enabled\"}} and "
-                                           "{{\"type\": \"disabled\"}}.",
-                                           Quoted(thinking->DumpCompact())));
+  if (thinking != nullptr &&
+      (type == nullptr || type->if_string() == nullptr ||
+       (*type->if_string() != "enabled" && *type->if_string() != "disabled"))) {
+    return Problem("thinking",
+                   fmt::format("thinking is {}; allowed are {{\"type\": \"enabled\"}} and "
+                               "{{\"type\": \"disabled\"}}.",
+                               Quoted(thinking->DumpCompact())));
   }
   line.Set("mode", type != nullptr && *type->if_string() == "disabled" ? "chat" : "thinking");
   if (const JsonValue* effort = fields.Find("reasoning_effort"); effort != nullptr)

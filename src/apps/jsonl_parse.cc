@@ -6,9 +6,10 @@
 #include <limits>
 #include <utility>
 
+#include "apps/chat_line.h"
 #include "apps/jsonl.h"
+#include "base/json_value.h"
 #include "base/quoted.h"
-#include "text/chat_prompt.h"
 #include "text/utf8.h"
 
 namespace deepinfer {
@@ -668,75 +669,17 @@ void ReadSamplingParams(Reader& reader, const std::string& path, ondemand::value
   constraint.Apply(&params->structured_output);
 }
 
-void ReadMessage(Reader& reader, const std::string& path, ondemand::value value, Message* message) {
-  bool has_role = false;
-  bool has_content = false;
-  reader.ReadObject(path, value, "role, content and reasoning_content",
-                    [&](const std::string& key, const std::string& field, ondemand::value item) {
-                      if (key == "role")
-                        return reader.Read(field, item, &message->role), has_role = true;
-                      if (key == "content")
-                        return reader.Read(field, item, &message->content), has_content = true;
-                      if (key == "reasoning_content")
-                        return reader.Read(field, item, &message->reasoning_content), true;
-                      return false;
-                    });
-  if (reader.broken()) return;
-  if (!has_role) reader.Add(path + ".role", fmt::format("{}.role is missing.", path));
-  if (!has_content) reader.Add(path + ".content", fmt::format("{}.content is missing.", path));
-}
-
-void ReadMessages(Reader& reader, const std::string& path, ondemand::value value,
-                  std::vector<Message>* messages) {
-  ondemand::array array;
-  if (value.get(array) != simdjson::SUCCESS) {
-    reader.Add(
-        path,
-        fmt::format("{} is not a list; allowed is a list of objects with role and content.", path));
-    return;
-  }
-  for (auto element : array) {
-    ondemand::value item;
-    const std::string name = fmt::format("{}[{}]", path, messages->size());
-    if (const auto code = element.get(item); code != simdjson::SUCCESS)
-      return reader.Syntax(name, code);
-    ReadMessage(reader, name, item, &messages->emplace_back());
-    if (reader.broken()) return;
-  }
-}
-
-void ReadEffort(Reader& reader, const std::string& field, ondemand::value value, int* effort) {
-  int64_t number = 0;
-  std::string_view name;
-  if (value.get(name) == simdjson::SUCCESS) {
-    const Result<int> named = basic_chat::ParseReasoningEffort(name);
-    if (!named.has_value()) {
-      reader.Add(field, named.error().message);
-    } else {
-      *effort = *named;
-    }
-    return;
-  }
-  reader.Read(field, value, &number);
-  if (reader.failed()) return;
-  if (number < 1 || number > 100) {
-    reader.Add(field, fmt::format("{} is {}; allowed are 1 ... 100, \"low\", \"high\" and \"max\".",
-                                  field, number));
-  } else {
-    *effort = static_cast<int>(number);
-  }
-}
-
-void ReadThinkingMode(Reader& reader, const std::string& field, ondemand::value value,
-                      bool* thinking) {
-  std::string name;
-  reader.Read(field, value, &name);
-  if (reader.failed()) return;
-  const Result<basic_chat::ThinkingMode> mode = basic_chat::ParseThinkingMode(name);
-  if (mode.has_value()) {
-    *thinking = *mode == basic_chat::ThinkingMode::kThinking;
-  } else {
-    reader.Add(field, mode.error().message);
+// A field of the conversation, as it is.
+void ReadChatField(Reader& reader, const std::string& key, const std::string& field,
+                   ondemand::value value, JsonValue* chat) {
+  std::string_view text;
+  if (const auto code = simdjson::to_json_string(value).get(text); code != simdjson::SUCCESS)
+    return reader.Syntax(field, code);
+  Result<JsonValue> parsed = JsonValue::Parse(text);
+  if (!parsed.has_value()) {
+    reader.Add(field, fmt::format("{} cannot be read: {}", field, parsed.error().message));
+  } else if (!parsed->is_null()) {
+    chat->Set(key, std::move(*parsed));
   }
 }
 
@@ -844,25 +787,17 @@ ParsedLine<Request> ParseGenerateLine(std::string_view line, const SamplingParam
   request.sampling_params = defaults;
   Reader reader;
   std::vector<std::string> prompts;  // names of the fields that give one
-  Chat chat;
-  std::string chat_option;
+  JsonValue chat = JsonValue::Object{};
   const auto read = [&](const std::string& key, const std::string& field, ondemand::value value) {
     if (key == "prompt") {
       reader.Read(field, value, &request.prompt.emplace<std::string>());
     } else if (key == "prompt_token_ids") {
       reader.Read(field, value, &request.prompt.emplace<std::vector<int64_t>>());
-    } else if (key == "messages") {
-      ReadMessages(reader, field, value, &chat.messages);
+    } else if (IsChatField(key)) {
+      ReadChatField(reader, key, field, value, &chat);
+      if (key != "messages") return true;
     } else if (key == "sampling_params") {
       ReadSamplingParams(reader, field, value, &request.sampling_params);
-      return true;
-    } else if (key == "thinking_mode") {
-      ReadThinkingMode(reader, field, value, &chat.thinking);
-      chat_option = field;
-      return true;
-    } else if (key == "reasoning_effort") {
-      ReadEffort(reader, field, value, &chat.reasoning_effort);
-      chat_option = field;
       return true;
     } else if (key == "user_id") {
       reader.Read(field, value, &request.user_id);
@@ -896,11 +831,21 @@ ParsedLine<Request> ParseGenerateLine(std::string_view line, const SamplingParam
       return;
     }
     if (prompts[0] == "messages") {
-      request.prompt = std::move(chat);
-    } else if (!chat_option.empty()) {
-      reader.Add(chat_option,
-                 fmt::format("{} is given without messages; it has no effect on other prompts.",
-                             chat_option));
+      if (chat.Find("messages") == nullptr) {
+        reader.Add("messages", "messages is null; allowed is a list of messages.");
+        return;
+      }
+      Result<Chat> read_chat = ChatFromLine(chat);
+      if (read_chat.has_value()) {
+        request.prompt = std::move(*read_chat);
+      } else {
+        reader.Add(read_chat.error().field, read_chat.error().message);
+      }
+    } else if (!chat.if_object()->empty()) {
+      const std::string& option = chat.if_object()->front().first;
+      reader.Add(option, fmt::format("{} is given without messages; it has no effect on other "
+                                     "prompts.",
+                                     option));
     }
     std::vector<Error> problems = request.sampling_params.Validate();
     for (Error& problem : problems) problem.field = "sampling_params." + problem.field;
@@ -908,8 +853,9 @@ ParsedLine<Request> ParseGenerateLine(std::string_view line, const SamplingParam
   };
   ParsedLine<Request> parsed = ParseLine(
       line,
-      "id, prompt, prompt_token_ids, messages, sampling_params, thinking_mode, reasoning_effort, "
-      "user_id, priority, timeout_seconds and cache_salt",
+      "id, prompt, prompt_token_ids, messages, tools, tool_choice, response_format, thinking, "
+      "thinking_mode, reasoning_effort, encoding_profile, drop_thinking, sampling_params, user_id, "
+      "priority, timeout_seconds and cache_salt",
       &request, reader, read, check);
   if (parsed.value.has_value() && parsed.id.has_value()) parsed.value->id = parsed.id->text;
   return parsed;

@@ -7,6 +7,7 @@
 #include <set>
 
 #include "engine/fake_backend.h"
+#include "engine/resolve_request.h"
 
 namespace deepinfer {
 namespace {
@@ -120,7 +121,10 @@ TEST_F(BatchRunnerTest, TextPromptsBeginWithTheBeginningOfSentenceOnce) {
 
 TEST_F(BatchRunnerTest, ConversationsAreEncodedAndMarkersInTheirTextAreText) {
   Request request = Text("chat", "");
-  request.prompt = Chat{{{"user", "hi <｜User｜>", {}}}, false, 75};
+  Chat chat;
+  chat.thinking = false;
+  chat.messages.emplace_back().content.text = "hi <｜User｜>";
+  request.prompt = chat;
   const RequestOutput output = RunAll({request})[0];
   ASSERT_FALSE(output.error.has_value()) << output.error->message;
   EXPECT_EQ(output.prompt_token_ids.front(), 0);
@@ -139,8 +143,15 @@ TEST_F(BatchRunnerTest, AStructuredOutputBeginsAfterReasoningWhereThereIsAny) {
   for (const bool thinking : {true, false}) {
     for (const bool regex : {true, false}) {
       Request request = Text("chat", "");
-      request.prompt = Chat{
-          {{"user", "hi <think>", {}}, {"assistant", "x", "hm"}, {"user", "", {}}}, thinking, 75};
+      Chat chat;
+      chat.thinking = thinking;
+      chat.messages.emplace_back().content.text = "hi <think>";
+      Message& answer = chat.messages.emplace_back();
+      answer.role = Role::kAssistant;
+      answer.content.text = "x";
+      answer.reasoning_content = "hm";
+      chat.messages.emplace_back();
+      request.prompt = chat;
       StructuredOutput& output = request.sampling_params.structured_output.emplace();
       output.kind = regex ? StructuredOutput::Kind::kRegex : StructuredOutput::Kind::kJsonSchema;
       output.schema = "{}";

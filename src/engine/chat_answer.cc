@@ -54,8 +54,7 @@ void ChatAnswer::Push(int32_t token_id, bool may_stop, std::string* content,
   Take(content, reasoning);
 }
 
-FinishReason ChatAnswer::Finish(FinishReason reason, std::string* content,
-                                std::string* reasoning) {
+FinishReason ChatAnswer::Finish(FinishReason reason, std::string* content, std::string* reasoning) {
   // Only an answer that its model ended is whole.
   const OutputEnd end = parser_.Finish(
       reason == FinishReason::kStop ? OutputEnd::kStop : OutputEnd::kLength, &events_);

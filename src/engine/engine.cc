@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "engine/chat_answer.h"
 #include "engine/completion_text.h"
 #include "sample/philox.h"
 #include "sample/sampler.h"
@@ -23,6 +24,7 @@ constexpr double kCompileWaitSeconds = 0.002;
 EndReason EndReasonOf(FinishReason reason) {
   switch (reason) {
     case FinishReason::kStop:
+    case FinishReason::kToolCalls:
       return EndReason::kStop;
     case FinishReason::kLength:
       return EndReason::kLength;
@@ -59,9 +61,11 @@ struct Engine::Sequence {
   std::vector<int32_t> end_ids;
   SequenceSampler sampler;
   CompletionText text;
+  std::optional<ChatAnswer> answer;  // in place of `text`
 
   SequenceTotals totals = {};
   std::string delta_text = {};  // not yet emitted
+  std::string delta_reasoning = {};
   std::vector<int32_t> delta_ids = {};
   bool scheduled = true;  // false: asks for nothing, unknown to the scheduler
   bool finished = false;
@@ -240,7 +244,9 @@ Result<int64_t> Engine::Submit(EngineRequest input) {
                  .max_new_tokens = std::min(in.params.max_tokens.value_or(room), room),
                  .end_ids = end_ids,
                  .sampler = SequenceSampler(in.params, seed, prompt, in.bad_words, end_ids),
-                 .text = CompletionText(tokenizer_, in.params)});
+                 .text = CompletionText(tokenizer_, in.params),
+                 .answer = std::nullopt});
+    if (in.answer.has_value()) sequence->answer.emplace(tokenizer_, in.params, *in.answer, seed);
     const SeqId id = sequence->id;
     if (sequence->max_new_tokens == 0 && !sequence->wants_prompt_logprobs()) {
       sequence->scheduled = false;
@@ -592,9 +598,16 @@ void Engine::CommitToken(Sequence& sequence, SampledToken token) {
     return;
   }
   const int64_t count = static_cast<int64_t>(output.token_ids.size());
-  sequence.text.Push(id, count >= sequence.params().min_tokens, &sequence.delta_text);
-  if (sequence.text.stop_string().has_value()) {
-    output.stop_reason = *sequence.text.stop_string();
+  const bool may_stop = count >= sequence.params().min_tokens;
+  if (sequence.answer.has_value()) {
+    sequence.answer->Push(id, may_stop, &sequence.delta_text, &sequence.delta_reasoning);
+  } else {
+    sequence.text.Push(id, may_stop, &sequence.delta_text);
+  }
+  const std::optional<std::string>& stop_string =
+      sequence.answer.has_value() ? sequence.answer->stop_string() : sequence.text.stop_string();
+  if (stop_string.has_value()) {
+    output.stop_reason = *stop_string;
     Finish(sequence, FinishReason::kStop);
   } else if (count == sequence.max_new_tokens) {
     Finish(sequence, FinishReason::kLength);
@@ -606,10 +619,15 @@ void Engine::CommitToken(Sequence& sequence, SampledToken token) {
 void Engine::Emit(Sequence& sequence, FinishReason reason) {
   sequence.output().text += sequence.delta_text;
   if (events_.on_delta) {
-    events_.on_delta(sequence.request->number, sequence.index, sequence.delta_text,
-                     sequence.delta_ids, reason);
+    events_.on_delta({.request = sequence.request->number,
+                      .completion = sequence.index,
+                      .text = sequence.delta_text,
+                      .reasoning = sequence.delta_reasoning,
+                      .token_ids = sequence.delta_ids,
+                      .finish_reason = reason});
   }
   sequence.delta_text.clear();
+  sequence.delta_reasoning.clear();
   sequence.delta_ids.clear();
 }
 
@@ -629,11 +647,16 @@ void Engine::Finish(Sequence& sequence, FinishReason reason) {
   }
   const EndReason end_reason = EndReasonOf(reason);
   RecordEnd(sequence, end_reason);
+  if (sequence.answer.has_value()) {
+    reason = sequence.answer->Finish(reason, &sequence.delta_text, &sequence.delta_reasoning);
+    sequence.output().message = sequence.answer->TakeMessage();
+  } else {
+    sequence.delta_text += sequence.text.Finish();
+  }
   sequence.output().finish_reason = reason;
   request->end_reason = request->end_reason.has_value()
                             ? StrongerReason(*request->end_reason, end_reason)
                             : end_reason;
-  sequence.delta_text += sequence.text.Finish();
   Emit(sequence, reason);
   EraseIfDone(sequence);
 

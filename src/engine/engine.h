@@ -13,8 +13,10 @@
 #include <functional>
 #include <limits>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -30,6 +32,7 @@
 #include "sched/recorder.h"
 #include "sched/scheduler.h"
 #include "state/prefix_cache.h"
+#include "text/output_parser.h"
 #include "text/tokenizer.h"
 
 namespace deepinfer {
@@ -61,14 +64,22 @@ struct EngineRequest {
   int32_t priority = 0;
   double timeout_seconds = std::numeric_limits<double>::infinity();
   std::string cache_salt;
+  // A conversation: how its answer is read. The text is then the answer's content.
+  std::optional<OutputParserOptions> answer;
+};
+
+// News of one completion. Views are valid during the call.
+struct EngineDelta {
+  int64_t request = 0;
+  int64_t completion = 0;
+  std::string_view text;
+  std::string_view reasoning;  // of a conversation's answer
+  std::span<const int32_t> token_ids;
+  FinishReason finish_reason = FinishReason::kNone;  // the completion's last delta carries one
 };
 
 struct EngineEvents {
-  // Text or tokens of one completion; the last event of a completion carries its finish reason.
-  // Views are valid during the call.
-  std::function<void(int64_t request, int64_t completion, std::string_view text,
-                     std::span<const int32_t> token_ids, FinishReason finish_reason)>
-      on_delta;
+  std::function<void(const EngineDelta& delta)> on_delta;
   // All completions of a request have ended.
   std::function<void(int64_t request, RequestOutput output)> on_finished;
 };

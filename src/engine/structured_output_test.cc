@@ -86,8 +86,7 @@ class EngineRun {
  public:
   EngineRun(ModelBackend& backend, EngineOptions options) {
     EngineEvents events;
-    events.on_delta = [this](int64_t request, int64_t, std::string_view, std::span<const int32_t>,
-                             FinishReason) { ++deltas[request]; };
+    events.on_delta = [this](const EngineDelta& delta) { ++deltas[delta.request]; };
     events.on_finished = [this](int64_t request, RequestOutput output) {
       EXPECT_EQ(outputs.count(request), 0u) << "a request finished twice";
       outputs[request] = std::move(output);

@@ -140,6 +140,8 @@ std::string_view FinishReasonName(FinishReason reason) {
       return "error";
     case FinishReason::kDeadline:
       return "deadline";
+    case FinishReason::kToolCalls:
+      return "tool_calls";
   }
   return "";
 }

@@ -296,6 +296,10 @@ struct OutputParser::Impl {
     }
     switch (meaning) {
       case Meaning::kStop:
+        if (!may_stop) {
+          Release(options.stop[marker], sink);
+          return Enter(section, false);
+        }
         stop_string = options.stop[marker];
         return Enter(Section::kDone, false);
       case Meaning::kCalls:
@@ -381,6 +385,7 @@ struct OutputParser::Impl {
   std::string tail;                 // behind "</｜DSML｜"
   Section tail_of = Section::kContent;
   std::unique_ptr<CallReader> calls;
+  bool may_stop = true;
   std::optional<std::string> stop_string;
 };
 
@@ -414,6 +419,10 @@ OutputEnd OutputParser::Finish(OutputEnd backend_end, std::vector<OutputEvent>* 
   impl_->Begin(false);
   EventSink sink(events);
   return impl_->Finish(backend_end, &sink);
+}
+
+void OutputParser::set_may_stop(bool may_stop) {
+  impl_->may_stop = may_stop;
 }
 
 const std::optional<std::string>& OutputParser::stop_string() const {

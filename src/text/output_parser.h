@@ -77,6 +77,8 @@ class OutputParser {
   // marker that come from ordinary tokens are text. End-of-turn ids are not to be pushed. An answer
   // is pushed as bytes or as ids; bytes between ids count as ordinary tokens.
   void PushToken(int32_t id, std::vector<OutputEvent>* events);
+  // Off: stop strings that are completed from now on are content like any other.
+  void set_may_stop(bool may_stop);
   // The end of the answer, which `backend_end` ended (not kToolCalls): releases what was held back.
   // The truthful reason: kToolCalls only if a call is reported and the answer was not cut.
   OutputEnd Finish(OutputEnd backend_end, std::vector<OutputEvent>* events);

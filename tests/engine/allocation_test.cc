@@ -26,8 +26,9 @@ int64_t AllocationsInSteadyState(bool async, int64_t num_sequences) {
   options.async_scheduling = async;
   EngineEvents events;
   int64_t tokens = 0;
-  events.on_delta = [&tokens](int64_t, int64_t, std::string_view, std::span<const int32_t> ids,
-                              FinishReason) { tokens += static_cast<int64_t>(ids.size()); };
+  events.on_delta = [&tokens](const EngineDelta& delta) {
+    tokens += static_cast<int64_t>(delta.token_ids.size());
+  };
   Engine engine(backend, tokenizer, options, std::move(events));
   for (int64_t i = 0; i < num_sequences; ++i) {
     EngineRequest request;
