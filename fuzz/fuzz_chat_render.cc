@@ -9,11 +9,11 @@
 #include <vector>
 
 #include "base/json_value.h"
+#include "base/utf8.h"
 #include "text/chat_render.h"
 #include "text/conversation_json.h"
 #include "text/prompt_json.h"
 #include "text/tokenizer.h"
-#include "text/utf8.h"
 
 namespace {
 

@@ -10,7 +10,7 @@
 #include "apps/jsonl.h"
 #include "base/json_value.h"
 #include "base/quoted.h"
-#include "text/utf8.h"
+#include "base/utf8.h"
 
 namespace deepinfer {
 namespace {

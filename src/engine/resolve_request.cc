@@ -6,8 +6,8 @@
 
 #include "base/check.h"
 #include "base/error.h"
+#include "base/utf8.h"
 #include "text/chat_render.h"
-#include "text/utf8.h"
 
 namespace deepinfer {
 namespace {

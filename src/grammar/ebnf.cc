@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "base/quoted.h"
+#include "base/utf8.h"
 
 namespace deepinfer {
 namespace {

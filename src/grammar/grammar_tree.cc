@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/utf8.h"
 
 namespace deepinfer {
 namespace {
@@ -124,25 +125,6 @@ CodePointSet Intersection(const CodePointSet& a, const CodePointSet& b) {
   const CodePointSet other = Complement(b);
   both.insert(both.end(), other.begin(), other.end());
   return Complement(both);
-}
-
-void AppendUtf8(uint32_t code_point, std::string* out) {
-  const auto byte = [&](uint32_t value) { out->push_back(static_cast<char>(value)); };
-  if (code_point < 0x80) {
-    byte(code_point);
-  } else if (code_point < 0x800) {
-    byte(0xC0 | (code_point >> 6));
-    byte(0x80 | (code_point & 0x3F));
-  } else if (code_point < 0x10000) {
-    byte(0xE0 | (code_point >> 12));
-    byte(0x80 | ((code_point >> 6) & 0x3F));
-    byte(0x80 | (code_point & 0x3F));
-  } else {
-    byte(0xF0 | (code_point >> 18));
-    byte(0x80 | ((code_point >> 12) & 0x3F));
-    byte(0x80 | ((code_point >> 6) & 0x3F));
-    byte(0x80 | (code_point & 0x3F));
-  }
 }
 
 int64_t NextCodePoint(std::string_view text, size_t* offset) {

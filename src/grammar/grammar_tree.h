@@ -27,7 +27,6 @@ CodePointSet Normalized(CodePointSet ranges);
 // Every character outside `ranges`.
 CodePointSet Complement(const CodePointSet& ranges);
 CodePointSet Intersection(const CodePointSet& a, const CodePointSet& b);
-void AppendUtf8(uint32_t code_point, std::string* out);
 // The code point at *offset, which moves past it; -1 when the bytes are not UTF-8.
 int64_t NextCodePoint(std::string_view text, size_t* offset);
 

@@ -3,9 +3,9 @@
 #include <optional>
 #include <utility>
 
+#include "base/utf8.h"
 #include "text/chat_render_profiles.h"
 #include "text/chat_template.h"
-#include "text/utf8.h"
 
 namespace deepinfer {
 namespace {

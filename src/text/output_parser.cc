@@ -5,10 +5,10 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/utf8.h"
 #include "text/call_reader.h"
 #include "text/event_sink.h"
 #include "text/marker_matcher.h"
-#include "text/utf8.h"
 
 namespace deepinfer {
 namespace {

@@ -10,9 +10,9 @@
 #include <string>
 #include <vector>
 
+#include "base/utf8.h"
 #include "text/json_text.h"
 #include "text/text_test_data.h"
-#include "text/utf8.h"
 
 namespace deepinfer {
 namespace {

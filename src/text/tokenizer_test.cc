@@ -8,8 +8,8 @@
 #include <functional>
 #include <thread>
 
+#include "base/utf8.h"
 #include "text/text_test_data.h"
-#include "text/utf8.h"
 
 namespace deepinfer {
 namespace {
