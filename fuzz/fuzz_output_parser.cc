@@ -1,5 +1,5 @@
 // The parser of answers: whatever the bytes and the cuts are, the events are whole characters,
-// calls are numbered in order, the marker token is never text, and the result is that of one piece.
+// calls are numbered in order, and the result is that of one piece.
 // The first bytes choose the options and the size of the pieces.
 #include <cstddef>
 #include <cstdint>

@@ -149,29 +149,22 @@ class RecommendedCallReader final : public CallReader {
   void End(bool by_itself, EventSink* sink) override {
     if (region_ == Region::kDone) return;
     matcher_.End([&](std::string_view text) { Text(text, sink); });
-    if (in_tag_ && opening_ == Opening::kClose) {
-      EndTag(false, sink);
-    } else if (in_tag_ && region_ != Region::kBlock) {
-      cut_ = true;  // a parameter or the next call was about to begin
-      return;
-    }
+    if (in_tag_ && opening_ == Opening::kClose) EndTag(false, sink);
     switch (region_) {
       case Region::kBlock:
       case Region::kDone:
         return;
       case Region::kBody:
-        if (by_itself && (!BodyIsJson() || IsJson(text_))) {
-          CloseCall(sink);
-        } else {
-          cut_ = true;
-        }
-        return;
+        // In a tag, a parameter or the next call was about to begin.
+        if (by_itself && !in_tag_ && (!BodyIsJson() || IsJson(text_))) return CloseCall(sink);
+        break;
       case Region::kInvokeHeader:
       case Region::kParameterHeader:
       case Region::kValue:
-        cut_ = true;
-        return;
+        break;
     }
+    // What has no name would have been no call.
+    cut_ = region_ == Region::kInvokeHeader || !name_.empty();
   }
 
  private:
@@ -249,7 +242,7 @@ class RecommendedCallReader final : public CallReader {
       if (c == '\n' || (c == '>' && !in_quotes_)) {
         text_ += text.substr(0, i);
         EndInvokeHeader();
-        text_ += text.substr(i + 1);
+        BodyText(text.substr(i + 1));
         return;
       }
     }
