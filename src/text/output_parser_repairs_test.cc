@@ -630,6 +630,8 @@ TEST(OutputParserSoupTest, TimeIsLinearInWhateverInput) {
       {"", Markup("<@ ").substr(0, 12)},
       {"", Markup("</@ x")},
       {call, "parameter nam"},
+      {call, "\n"},
+      {call, "{ "},
       {call, Markup("<@ parameter name=\"a\">")},
       {call + Markup("<@ parameter name="), "\" a=\"b"},
       {call + Markup("<@ parameter name="), ">"},

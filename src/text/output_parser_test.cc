@@ -1,18 +1,14 @@
 #include "text/output_parser.h"
 
 #include <gtest/gtest.h>
-#include <rapidcheck/gtest.h>
 
 #include <algorithm>
-#include <array>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
-#include "text/json_text.h"
 #include "text/text_test_data.h"
-#include "text/utf8.h"
 
 namespace deepinfer {
 namespace {

@@ -35,6 +35,8 @@ enum class Opening : uint8_t { kOpen, kClose, kSlash, kBare };  // "<", "</", "/
 
 enum class ValueType : uint8_t { kString, kJson, kUnknown };
 
+constexpr std::string_view kTypeAttribute = " string=\"";
+
 bool IsNameByte(char c) {
   return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_';
 }
@@ -142,7 +144,7 @@ class RecommendedCallReader final : public CallReader {
           matcher_.Feed(&bytes, special, [&](std::string_view text) { Text(text, sink); });
       if (marker == MarkerMatcher::kNone) return;
       matcher_.Watch(markers_);
-      Marker(sink);
+      OnMarker(sink);
     }
   }
 
@@ -169,7 +171,7 @@ class RecommendedCallReader final : public CallReader {
 
  private:
   static MarkerSet SetOfMarker(bool by_origin) {
-    deepinfer::Marker marker{.text = std::string(kCallMarker)};
+    Marker marker{.text = std::string(kCallMarker)};
     if (by_origin) marker.special_end = marker.text.size();
     return MarkerSet({std::move(marker)});
   }
@@ -207,7 +209,7 @@ class RecommendedCallReader final : public CallReader {
     text_ += text;
     if (const size_t at = by_origin_ ? std::string::npos : text_.find(kOpening);
         at != std::string::npos) {
-      const std::string header = text_.substr(at + 7);
+      const std::string header = text_.substr(text_.find("name=", at));
       BeginCall(header);
       return;
     }
@@ -217,11 +219,14 @@ class RecommendedCallReader final : public CallReader {
 
   void BodyText(std::string_view text) {
     constexpr std::string_view kOpening = "parameter name=";
+    // Space at the start means nothing; without it, the first byte tells what the body is.
+    if (text_.empty())
+      text.remove_prefix(std::min(text.find_first_not_of(kJsonSpace), text.size()));
     const size_t from = text_.size() - std::min(text_.size(), kOpening.size());
     text_ += text;
     if (by_origin_ || BodyIsJson()) return;
     if (const size_t at = text_.find(kOpening, from); at != std::string::npos) {
-      const std::string header = text_.substr(at + 10);
+      const std::string header = text_.substr(text_.find("name=", at));
       BeginParameter(header);
     }
   }
@@ -255,8 +260,9 @@ class RecommendedCallReader final : public CallReader {
     } else {
       // The closing quote is missing.
       std::string_view rest = text_;
-      const size_t quote = rest.find("name=\"");
-      rest = quote == std::string_view::npos ? std::string_view() : rest.substr(quote + 6);
+      constexpr std::string_view kName = "name=\"";
+      rest.remove_prefix(std::min(rest.find(kName), rest.size()));
+      rest.remove_prefix(std::min(kName.size(), rest.size()));
       name_ = rest.substr(0, rest.find('>'));
     }
     Enter(Region::kBody);
@@ -265,16 +271,15 @@ class RecommendedCallReader final : public CallReader {
   // ` string="`, then the type up to a quote, then up to ">": whatever the key contains. Without it
   // the header ends at the next marker.
   void ParameterHeaderText(std::string_view text) {
-    constexpr std::string_view kString = " string=\"";
     for (size_t i = 0; i < text.size(); ++i) {
       const char c = text[i];
       text_ += c;
       switch (header_part_) {
         case HeaderPart::kKey:
           // No prefix of the string is found inside of it again.
-          matched_ = c == kString[matched_] ? matched_ + 1 : (c == ' ' ? 1 : 0);
-          if (matched_ < kString.size()) break;
-          key_end_ = text_.size() - kString.size();
+          matched_ = c == kTypeAttribute[matched_] ? matched_ + 1 : (c == ' ' ? 1 : 0);
+          if (matched_ < kTypeAttribute.size()) break;
+          key_end_ = text_.size() - kTypeAttribute.size();
           header_part_ = HeaderPart::kType;
           break;
         case HeaderPart::kType:
@@ -292,8 +297,8 @@ class RecommendedCallReader final : public CallReader {
 
   void BeginValue(std::string_view value) {
     const std::string_view header = text_;
-    const std::string_view type =
-        header.substr(key_end_ + 9, type_end_ - key_end_ - 9);  // behind ` string="`
+    const size_t type_begin = key_end_ + kTypeAttribute.size();
+    const std::string_view type = header.substr(type_begin, type_end_ - type_begin);
     type_ = type == "true"    ? ValueType::kString
             : type == "false" ? ValueType::kJson
                               : ValueType::kUnknown;
@@ -327,7 +332,7 @@ class RecommendedCallReader final : public CallReader {
 
   // ---- Tags.
 
-  void Marker(EventSink* sink) {
+  void OnMarker(EventSink* sink) {
     if (in_tag_) EndTag(false, sink);
     if (region_ == Region::kDone) return;
     const auto take = [&](std::string_view end) {
@@ -510,7 +515,7 @@ class RecommendedCallReader final : public CallReader {
 
   // The body of the call is an object instead of parameters, right or wrong.
   bool BodyIsJson() const {
-    return keys_.empty() && TrimJsonSpace(text_).starts_with('{');
+    return keys_.empty() && text_.starts_with('{');
   }
 
   std::string Arguments() const {
