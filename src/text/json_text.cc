@@ -5,8 +5,6 @@
 namespace deepinfer {
 namespace {
 
-constexpr std::string_view kSpace = " \t\n\r";
-
 bool IsDigit(char c) {
   return c >= '0' && c <= '9';
 }
@@ -65,7 +63,7 @@ class JsonChecker {
     return true;
   }
   void SkipSpace() {
-    while (at_ < text_.size() && kSpace.find(text_[at_]) != std::string_view::npos) ++at_;
+    while (at_ < text_.size() && kJsonSpace.find(text_[at_]) != std::string_view::npos) ++at_;
   }
   bool Key() {
     SkipSpace();
@@ -125,9 +123,9 @@ bool IsJson(std::string_view text) {
 }
 
 std::string_view TrimJsonSpace(std::string_view text) {
-  const size_t begin = text.find_first_not_of(kSpace);
+  const size_t begin = text.find_first_not_of(kJsonSpace);
   if (begin == std::string_view::npos) return {};
-  return text.substr(begin, text.find_last_not_of(kSpace) + 1 - begin);
+  return text.substr(begin, text.find_last_not_of(kJsonSpace) + 1 - begin);
 }
 
 }  // namespace deepinfer

@@ -10,7 +10,8 @@ namespace deepinfer {
 // level of nesting.
 bool IsJson(std::string_view text);
 
-// Without the four kinds of white space that JSON allows around a value.
+// What JSON allows around a value.
+inline constexpr std::string_view kJsonSpace = " \t\n\r";
 std::string_view TrimJsonSpace(std::string_view text);
 
 }  // namespace deepinfer

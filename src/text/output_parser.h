@@ -1,7 +1,7 @@
 // What the model writes becomes an answer: reasoning, content and tool calls, piece by piece. A
 // pure function of the options and the bytes (or ids) that were pushed: how they are cut into
 // pieces changes when an event comes, never the result. Nothing is taken back, nothing of the
-// markup is passed on, nothing else is lost. docs/chat.md has the rules of both policies.
+// markup is passed on, nothing else is lost. docs/answers.md has the rules of both policies.
 #pragma once
 
 #include <cstdint>
@@ -39,6 +39,7 @@ struct OutputParserOptions {
   std::vector<std::string> stop;  // count in content only
   Policy policy = Policy::kRecommended;
   // When the answer ends by itself without an end of reasoning, all of it becomes content.
+  // Reasoning then comes as one event, when it ends: nothing is taken back.
   bool unclosed_reasoning_is_content = false;
 };
 

@@ -1,17 +1,18 @@
 #include "text/output_parser.h"
 
 #include <gtest/gtest.h>
-#include <rapidcheck/gtest.h>
 
 #include <algorithm>
-#include <array>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
+<<<<<<< HEAD
 #include "base/utf8.h"
 #include "text/json_text.h"
+=======
+>>>>>>> parser
 #include "text/text_test_data.h"
 
 namespace deepinfer {

@@ -35,6 +35,8 @@ enum class Opening : uint8_t { kOpen, kClose, kSlash, kBare };  // "<", "</", "/
 
 enum class ValueType : uint8_t { kString, kJson, kUnknown };
 
+constexpr std::string_view kTypeAttribute = " string=\"";
+
 bool IsNameByte(char c) {
   return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_';
 }
@@ -142,41 +144,34 @@ class RecommendedCallReader final : public CallReader {
           matcher_.Feed(&bytes, special, [&](std::string_view text) { Text(text, sink); });
       if (marker == MarkerMatcher::kNone) return;
       matcher_.Watch(markers_);
-      Marker(sink);
+      OnMarker(sink);
     }
   }
 
   void End(bool by_itself, EventSink* sink) override {
     if (region_ == Region::kDone) return;
     matcher_.End([&](std::string_view text) { Text(text, sink); });
-    if (in_tag_ && opening_ == Opening::kClose) {
-      EndTag(false, sink);
-    } else if (in_tag_ && region_ != Region::kBlock) {
-      cut_ = true;  // a parameter or the next call was about to begin
-      return;
-    }
+    if (in_tag_ && opening_ == Opening::kClose) EndTag(false, sink);
     switch (region_) {
       case Region::kBlock:
       case Region::kDone:
         return;
       case Region::kBody:
-        if (by_itself && (!BodyIsJson() || IsJson(text_))) {
-          CloseCall(sink);
-        } else {
-          cut_ = true;
-        }
-        return;
+        // In a tag, a parameter or the next call was about to begin.
+        if (by_itself && !in_tag_ && (!BodyIsJson() || IsJson(text_))) return CloseCall(sink);
+        break;
       case Region::kInvokeHeader:
       case Region::kParameterHeader:
       case Region::kValue:
-        cut_ = true;
-        return;
+        break;
     }
+    // What has no name would have been no call.
+    cut_ = region_ == Region::kInvokeHeader || !name_.empty();
   }
 
  private:
   static MarkerSet SetOfMarker(bool by_origin) {
-    deepinfer::Marker marker{.text = std::string(kCallMarker)};
+    Marker marker{.text = std::string(kCallMarker)};
     if (by_origin) marker.special_end = marker.text.size();
     return MarkerSet({std::move(marker)});
   }
@@ -214,7 +209,7 @@ class RecommendedCallReader final : public CallReader {
     text_ += text;
     if (const size_t at = by_origin_ ? std::string::npos : text_.find(kOpening);
         at != std::string::npos) {
-      const std::string header = text_.substr(at + 7);
+      const std::string header = text_.substr(text_.find("name=", at));
       BeginCall(header);
       return;
     }
@@ -224,11 +219,14 @@ class RecommendedCallReader final : public CallReader {
 
   void BodyText(std::string_view text) {
     constexpr std::string_view kOpening = "parameter name=";
+    // Space at the start means nothing; without it, the first byte tells what the body is.
+    if (text_.empty())
+      text.remove_prefix(std::min(text.find_first_not_of(kJsonSpace), text.size()));
     const size_t from = text_.size() - std::min(text_.size(), kOpening.size());
     text_ += text;
     if (by_origin_ || BodyIsJson()) return;
     if (const size_t at = text_.find(kOpening, from); at != std::string::npos) {
-      const std::string header = text_.substr(at + 10);
+      const std::string header = text_.substr(text_.find("name=", at));
       BeginParameter(header);
     }
   }
@@ -249,7 +247,7 @@ class RecommendedCallReader final : public CallReader {
       if (c == '\n' || (c == '>' && !in_quotes_)) {
         text_ += text.substr(0, i);
         EndInvokeHeader();
-        text_ += text.substr(i + 1);
+        BodyText(text.substr(i + 1));
         return;
       }
     }
@@ -262,8 +260,9 @@ class RecommendedCallReader final : public CallReader {
     } else {
       // The closing quote is missing.
       std::string_view rest = text_;
-      const size_t quote = rest.find("name=\"");
-      rest = quote == std::string_view::npos ? std::string_view() : rest.substr(quote + 6);
+      constexpr std::string_view kName = "name=\"";
+      rest.remove_prefix(std::min(rest.find(kName), rest.size()));
+      rest.remove_prefix(std::min(kName.size(), rest.size()));
       name_ = rest.substr(0, rest.find('>'));
     }
     Enter(Region::kBody);
@@ -272,16 +271,15 @@ class RecommendedCallReader final : public CallReader {
   // ` string="`, then the type up to a quote, then up to ">": whatever the key contains. Without it
   // the header ends at the next marker.
   void ParameterHeaderText(std::string_view text) {
-    constexpr std::string_view kString = " string=\"";
     for (size_t i = 0; i < text.size(); ++i) {
       const char c = text[i];
       text_ += c;
       switch (header_part_) {
         case HeaderPart::kKey:
           // No prefix of the string is found inside of it again.
-          matched_ = c == kString[matched_] ? matched_ + 1 : (c == ' ' ? 1 : 0);
-          if (matched_ < kString.size()) break;
-          key_end_ = text_.size() - kString.size();
+          matched_ = c == kTypeAttribute[matched_] ? matched_ + 1 : (c == ' ' ? 1 : 0);
+          if (matched_ < kTypeAttribute.size()) break;
+          key_end_ = text_.size() - kTypeAttribute.size();
           header_part_ = HeaderPart::kType;
           break;
         case HeaderPart::kType:
@@ -299,8 +297,8 @@ class RecommendedCallReader final : public CallReader {
 
   void BeginValue(std::string_view value) {
     const std::string_view header = text_;
-    const std::string_view type =
-        header.substr(key_end_ + 9, type_end_ - key_end_ - 9);  // behind ` string="`
+    const size_t type_begin = key_end_ + kTypeAttribute.size();
+    const std::string_view type = header.substr(type_begin, type_end_ - type_begin);
     type_ = type == "true"    ? ValueType::kString
             : type == "false" ? ValueType::kJson
                               : ValueType::kUnknown;
@@ -334,7 +332,7 @@ class RecommendedCallReader final : public CallReader {
 
   // ---- Tags.
 
-  void Marker(EventSink* sink) {
+  void OnMarker(EventSink* sink) {
     if (in_tag_) EndTag(false, sink);
     if (region_ == Region::kDone) return;
     const auto take = [&](std::string_view end) {
@@ -517,7 +515,7 @@ class RecommendedCallReader final : public CallReader {
 
   // The body of the call is an object instead of parameters, right or wrong.
   bool BodyIsJson() const {
-    return keys_.empty() && TrimJsonSpace(text_).starts_with('{');
+    return keys_.empty() && text_.starts_with('{');
   }
 
   std::string Arguments() const {
