@@ -8,11 +8,6 @@
 #include <string>
 #include <vector>
 
-<<<<<<< HEAD
-#include "base/utf8.h"
-#include "text/json_text.h"
-=======
->>>>>>> parser
 #include "text/text_test_data.h"
 
 namespace deepinfer {
