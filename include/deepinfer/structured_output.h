@@ -23,7 +23,8 @@ struct StructuredOutput {
   std::vector<std::string> choices;  // of kChoice: at least one, at most 4,096
   // White space characters in a row between JSON tokens: 0 ... 64.
   int max_whitespace = 2;
-  // The constraint begins after this sequence of tokens has been generated; empty: at once.
+  // The constraint begins after this sequence of tokens has been generated; empty: at once, in a
+  // conversation whose prompt ends inside of reasoning after that.
   std::vector<int64_t> trigger_token_ids;
   // After this token the rest of the trigger is forced; needs a trigger.
   std::optional<int64_t> bound_token_id;

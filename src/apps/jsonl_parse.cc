@@ -551,6 +551,7 @@ class ConstraintFields {
     std::vector<std::string> choices;
     bool has_type = false;
     bool has_schema = false;
+    bool schema_is_object = false;
     reader_.ReadObject(
         path, value, "schema_type, schema, trigger_token_ids and bound_token_id",
         [&](const std::string& key, const std::string& field, ondemand::value item) {
@@ -561,6 +562,7 @@ class ConstraintFields {
             if (item.type().get(json) == simdjson::SUCCESS && json == ondemand::json_type::array) {
               reader_.Read(field, item, &choices);
             } else {
+              schema_is_object = json == ondemand::json_type::object;
               ReadJson(field, item, &schema);
             }
             return true;
@@ -594,6 +596,9 @@ class ConstraintFields {
       if (choices.empty()) reader_.Add(schema_field, schema_field + " must be a list of texts.");
     } else if (!choices.empty()) {
       reader_.Add(schema_field, schema_field + " is a list; only choice has one.");
+    } else if (schema_is_object && output_.kind != Kind::kJsonSchema &&
+               output_.kind != Kind::kStructuralTag) {
+      reader_.Add(schema_field, schema_field + " is an object; allowed is a text.");
     } else if (needs_schema) {
       CheckNotEmpty(schema_field, schema);
     }

@@ -90,6 +90,7 @@ TEST(StructuredOutputFields, ThePublishedEnginesFieldHasItsMeaning) {
       {R"({"schema_type": "json", "schema": ""})", "schema", "is empty"},
       {R"({"schema_type": "json", "schema": ["a"]})", "schema", "only choice has one"},
       {R"({"schema_type": "json", "schema": 5})", "schema", "an object, or a string"},
+      {R"({"schema_type": "regex", "schema": {"a": 1}})", "schema", "allowed is a text"},
       {R"({"schema_type": "choice", "schema": "a"})", "schema", "a list of texts"},
       {R"({"schema_type": "choice", "schema": []})", "schema", "a list of texts"},
       {R"({"schema_type": "choice", "schema": ["a", ""]})", "schema[1]", "is empty"},

@@ -60,7 +60,11 @@ TEST_F(BatchRunnerTest, EveryRequestGetsOneOutputInOrder) {
     requests.back().sampling_params.max_tokens = 1 + i % 11;
     if (i % 10 == 3) requests.back().prompt = std::string();
     if (i % 10 == 4) requests.back().prompt = std::vector<int64_t>{1, 2, 99999999999};
-    if (i % 10 == 5) requests.back().prompt = Chat{};
+    if (i % 10 == 5) {
+      Chat chat;
+      chat.reasoning_effort = 101;
+      requests.back().prompt = chat;
+    }
     if (i % 10 == 6)
       requests.back().sampling_params.temperature = std::numeric_limits<double>::quiet_NaN();
     if (i % 10 == 7) requests.back().prompt = std::string(300, 'x') + "\xff";
@@ -74,7 +78,7 @@ TEST_F(BatchRunnerTest, EveryRequestGetsOneOutputInOrder) {
   const std::vector<RequestOutput> outputs = RunAll(requests, callbacks);
   ASSERT_EQ(outputs.size(), 50u);
   EXPECT_EQ(finished.size(), 50u);
-  const char* const fields[] = {"prompt", "prompt_token_ids[2]", "messages", "temperature",
+  const char* const fields[] = {"prompt", "prompt_token_ids[2]", "reasoning_effort", "temperature",
                                 "prompt"};
   for (int i = 0; i < 50; ++i) {
     const RequestOutput& output = outputs[static_cast<size_t>(i)];

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/thread_pool.h"
 #include "engine/chat_answer.h"
 #include "engine/completion_text.h"
 #include "sample/philox.h"
@@ -105,7 +106,9 @@ Engine::Engine(ModelBackend& backend, const Tokenizer& tokenizer, EngineOptions 
              backend.capacity().rollback_tokens),
       prefix_cache_(pools_),
       scheduler_(options_.scheduler, pools_, &prefix_cache_),
-      runner_(backend, options_.async_scheduling, options_.mask_threads, options_.trace) {
+      runner_(backend, options_.async_scheduling,
+              options_.mask_threads >= 0 ? options_.mask_threads : std::min(2, UsableCores()),
+              options_.trace) {
   DI_CHECK_GE(options_.scheduler.max_num_seqs, 1);
   DI_CHECK_GE(options_.scheduler.max_num_batched_tokens, options_.scheduler.max_num_seqs);
   DI_CHECK_GE(options_.scheduler.max_prompt_logit_rows, 1);
@@ -343,6 +346,7 @@ void Engine::EndUnstarted(const std::shared_ptr<Request>& request, Error error) 
   RequestOutput output;
   output.id = request->input.id;
   output.error = std::move(error);
+  if (output.error->field.empty()) output.error->field = "structured_output";
   if (events_.on_finished) events_.on_finished(request->number, std::move(output));
 }
 

@@ -46,7 +46,9 @@ struct EngineOptions {
   // Compiles structured outputs, which are refused without it.
   ConstraintCompiler compile_constraint;
   GrammarServiceOptions grammars;
-  int mask_threads = 2;  // that fill masks while rows run; begun with the first constrained draw
+  // That fill masks while rows run, begun with the first constrained draw; -1: two, or one where
+  // this process may use one core only.
+  int mask_threads = -1;
   // Both may be null, and outlive the engine.
   EngineStatistics* statistics = nullptr;
   TraceRecorder* trace = nullptr;

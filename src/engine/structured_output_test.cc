@@ -461,6 +461,7 @@ TEST(StructuredOutput, MasksAreFilledWhileTheRowsRun) {
     });
   };
   options.scheduler.prefix_caching = false;  // all four prompts in the first step
+  options.mask_threads = 2;
   EngineRun run(backend, options);
   EngineRequest request = Ask({9}, 12, "x");
   request.params.n = 4;
