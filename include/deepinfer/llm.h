@@ -26,6 +26,9 @@
 
 namespace deepinfer {
 
+// In a namespace of their own, because deepinfer/chat.h has types of the same names.
+inline namespace plain_chat {
+
 // One turn of a conversation.
 struct Message {
   std::string role;                              // "system", "user" or "assistant"
@@ -38,6 +41,8 @@ struct Chat {
   bool thinking = true;           // the model reasons before it answers
   int reasoning_effort = 75;      // 1 ... 100; without effect unless `thinking`
 };
+
+}  // namespace plain_chat
 
 struct Request {
   std::string id;  // returned in the output; not interpreted

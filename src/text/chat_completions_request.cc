@@ -107,6 +107,7 @@ class ChatCompletionsConverter {
 
   void ReadMessage(const JsonValue& message, bool is_last) {
     const std::string role = reader_->RequiredString(message, path_, "role");
+    in_user_message_ = role == "user";
     if (role != "tool") CheckAllAnswered();
     if (role == "assistant") {
       ReadAssistant(message, is_last);
@@ -230,7 +231,12 @@ class ChatCompletionsConverter {
         reader_->Refuse(path, "needs file_data");
       } else {
         CheckFileData(*data, path + ".file_data", reader_);
-        content->AddImage({*data, "high", path});
+        if (options_.profile == EncodingProfile::kRecipe) {
+          content->AddImage({*data, "high", path});
+        } else if (in_user_message_) {
+          // The checkpoint's encoder knows no files, and leaves them out elsewhere.
+          content->AddText("[Unsupported file]");
+        }
       }
     } else {
       reader_->Malformed(path + ".type",
@@ -301,6 +307,7 @@ class ChatCompletionsConverter {
   RequestTools tools_;
   ConvertedRequest request_;
   std::string path_;  // of the message that is being read
+  bool in_user_message_ = false;
   bool says_json_ = false;
   std::set<std::string> unanswered_;  // ids of calls of the assistant message before
 };

@@ -75,6 +75,12 @@ struct RequestProblem {
 tl::expected<ConvertedRequest, RequestProblem> ConvertRequest(ChatApi api, const JsonValue& body,
                                                               const ConversionOptions& options);
 
+// The same from the text of the body. In the checkpoint profile tools of Chat Completions keep all
+// digits of their integers, which JsonValue does not. A body that is no JSON is malformed.
+tl::expected<ConvertedRequest, RequestProblem> ConvertRequestText(ChatApi api,
+                                                                  std::string_view body,
+                                                                  const ConversionOptions& options);
+
 // low 50; medium, high, xhigh 75; max, ultra 100; minimal as low; "none" is 0 (thinking off).
 // Nullopt for other names.
 std::optional<int> ReasoningEffortByName(std::string_view name);
