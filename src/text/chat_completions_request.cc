@@ -32,10 +32,12 @@ class ChatCompletionsConverter {
     ReadTools();
     const bool json_object = chat.response_format.kind == ResponseFormat::Kind::kJsonObject;
     if (!chat.messages.empty() && chat.messages.back().prefix) CheckPrefix(json_object);
-    SetTools(&tools_, ReadToolChoice(), &request_);
+    const bool has_format = reader_->Object(body_, "", "response_format") != nullptr;
+    SetTools(&tools_, ReadToolChoice(), has_format ? "response_format" : "", reader_, &request_);
     if (json_object && !says_json_)
       reader_->Refuse("response_format",
                       "asks for a JSON object, but no message has the word json");
+    CheckReasoningGiven(request_.chat, "messages", options_, reader_);
     return std::move(request_);
   }
 
@@ -163,7 +165,6 @@ class ChatCompletionsConverter {
     out.prefix = reader_->Bool(message, path_, "prefix").value_or(false);
     if (out.prefix && !is_last)
       reader_->Refuse(path_ + ".prefix", "is only allowed in the last message");
-    CheckReasoningGiven(out, path_, options_, request_.chat.thinking, reader_);
     request_.chat.messages.push_back(std::move(out));
   }
 
@@ -297,6 +298,10 @@ class ChatCompletionsConverter {
 
   void CheckPrefix(bool json_object) {
     if (!tools_.empty()) reader_->Refuse("tools", "cannot be combined with a prefix");
+    for (const Message& message : request_.chat.messages) {
+      if (!message.tool_calls.empty())
+        reader_->Refuse("messages", "cannot have calls together with a prefix");
+    }
     if (json_object)
       reader_->Refuse("response_format", "json_object cannot be combined with a prefix");
   }

@@ -1,8 +1,12 @@
 #include "text/chat_request.h"
 
+#include <fmt/core.h>
 #include <gtest/gtest.h>
+#include <rapidcheck/gtest.h>
 
+#include <chrono>
 #include <fstream>
+#include <random>
 #include <string>
 #include <vector>
 
@@ -171,6 +175,196 @@ TEST(ChatRequest, TheCheckpointProfileGivesItsOwnPrompts) {
     EXPECT_EQ(prompt->text, *expected->if_string());
   }
   EXPECT_GT(differing, 20);
+}
+
+tl::expected<ConvertedRequest, RequestProblem> Convert(ChatApi api, std::string_view body,
+                                                       const ConversionOptions& options = {}) {
+  return ConvertRequestText(api, body, options);
+}
+
+std::string Body(std::string_view members) {
+  return fmt::format(R"({{"model": "DeepSeek-V4.1-Flash", {}}})", members);
+}
+
+// "field: message", or "" if the request is fine.
+std::string ProblemOf(ChatApi api, std::string_view members,
+                      const ConversionOptions& options = {}) {
+  const auto converted = Convert(api, Body(members), options);
+  if (converted.has_value()) return "";
+  return fmt::format("{}{}: {}", converted.error().malformed ? "malformed " : "",
+                     converted.error().field, converted.error().message);
+}
+
+TEST(ChatRequest, MistakesAreNamedWithTheirPath) {
+  EXPECT_EQ(ProblemOf(ChatApi::kChatCompletions,
+                      R"("messages": [{"role": "user", "content": [{"type": "text"}]}])"),
+            "malformed messages[0].content[0].text: messages[0].content[0].text is missing.");
+  EXPECT_EQ(ProblemOf(ChatApi::kChatCompletions,
+                      R"("messages": [{"role": "user", "content": "x"}], "temperature": 3)"),
+            "temperature: temperature is 3; it must be 0 ... 2.");
+  EXPECT_EQ(ProblemOf(ChatApi::kMessages,
+                      R"("messages": [{"role": "user", "content": [{"type": "tool_result", )"
+                      R"("tool_use_id": "q"}]}])"),
+            "messages[0].content[0].tool_use_id: messages[0].content[0].tool_use_id is 'q', which "
+            "is no call of the message before that is still to be answered.");
+  EXPECT_EQ(ProblemOf(ChatApi::kResponses, R"("input": [{"type": "function_call", "call_id": "1", )"
+                                           R"("name": "f", "arguments": "{}"}])"),
+            "input[0]: input[0] comes before the output of the call '1'.");
+  const auto no_json = Convert(ChatApi::kResponses, "{");
+  ASSERT_FALSE(no_json.has_value());
+  EXPECT_TRUE(no_json.error().malformed);
+}
+
+TEST(ChatRequest, AWrongShapeCountsBeforeAValueThatIsNotAllowed) {
+  EXPECT_EQ(ProblemOf(ChatApi::kChatCompletions,
+                      R"("temperature": 3, "messages": [{"role": "user", "content": 5}])"),
+            "malformed messages[0].content: messages[0].content must be a string or a list.");
+}
+
+TEST(ChatRequest, EffortsAreNamesOrIntegers) {
+  const auto effort = [](std::string_view value) {
+    const auto converted = Convert(
+        ChatApi::kChatCompletions,
+        Body(fmt::format(
+            R"("messages": [{{"role": "user", "content": "x"}}], "reasoning_effort": {})", value)));
+    return converted.has_value() ? (converted->chat.thinking ? converted->chat.reasoning_effort : 0)
+                                 : -1;
+  };
+  EXPECT_EQ(effort("37"), 37);
+  EXPECT_EQ(effort("1"), 1);
+  EXPECT_EQ(effort("100"), 100);
+  EXPECT_EQ(effort("\"minimal\""), 50);
+  EXPECT_EQ(effort("\"ultra\""), 100);
+  EXPECT_EQ(effort("\"none\""), 0);
+  EXPECT_EQ(effort("null"), 75);
+  for (const std::string_view wrong : {"0", "101", "1.0", "true", "\"75\"", "\"High\""})
+    EXPECT_EQ(effort(wrong), -1) << wrong;
+}
+
+TEST(ChatRequest, ModelNamesAreAnOption) {
+  const std::string_view body =
+      R"({"model": "mine", "messages": [{"role": "user", "content": "x"}]})";
+  ConversionOptions options;
+  EXPECT_FALSE(Convert(ChatApi::kChatCompletions, body, options).has_value());
+  options.model_names = {"mine"};
+  EXPECT_TRUE(Convert(ChatApi::kChatCompletions, body, options).has_value());
+  options.model_names = {};
+  EXPECT_TRUE(Convert(ChatApi::kChatCompletions, body, options).has_value());
+}
+
+TEST(ChatRequest, TheApplyPatchToolIsAFunctionWithOneText) {
+  const auto converted =
+      Convert(ChatApi::kResponses,
+              Body(R"("input": "x", "tools": [{"type": "custom", "name": "apply_patch"}])"));
+  ASSERT_TRUE(converted.has_value()) << converted.error().message;
+  ASSERT_EQ(converted->chat.tools.size(), 1u);
+  const JsonValue function = *JsonValue::Parse(converted->chat.tools[0].function);
+  EXPECT_EQ(function.Find("parameters")->Find("required")->Dump(), R"(["input"])");
+}
+
+std::string Rebuilt(std::string_view schema) {
+  const Result<JsonValue> rebuilt = StrictSchema(*JsonValue::Parse(schema));
+  return rebuilt.has_value() ? rebuilt->Dump() : rebuilt.error().message;
+}
+
+TEST(StrictSchema, IsRebuiltFromWhatAStrictSchemaMayHave) {
+  EXPECT_EQ(Rebuilt(R"({"title": "T", "description": "d", "type": "object", "properties": {
+      "s": {"minLength": 1, "pattern": "x", "type": "string", "format": "uuid", "enum": ["a"]},
+      "n": {"minimum": 1, "type": "number", "default": 2.5, "const": null},
+      "a": {"items": {"$ref": "#/$defs/q", "title": "t"}, "type": "array", "maxItems": 3},
+      "o": {"anyOf": [{"type": "null", "x": 1}, {"type": "boolean"}], "description": "o"},
+      "l": {"type": ["string", "null"], "minLength": 2}}})"),
+            R"({"type": "object", "properties": {"s": {"type": "string", "pattern": "x", )"
+            R"("format": "uuid", "enum": ["a"]}, "n": {"type": "number", "default": 2.5, )"
+            R"("minimum": 1}, "a": {"type": "array", "items": {"$ref": "#/$defs/q"}}, )"
+            R"("o": {"anyOf": [{"type": "null"}, {"type": "boolean"}], "description": "o"}, )"
+            R"("l": {"type": ["string", "null"]}}, "additionalProperties": false, )"
+            R"("required": ["s", "n", "a", "o", "l"], "description": "d"})");
+  EXPECT_EQ(
+      Rebuilt(R"({"type": "object"})"),
+      R"({"type": "object", "properties": {}, "additionalProperties": false, "required": []})");
+}
+
+TEST(StrictSchema, MistakesAreNamedWithTheirPath) {
+  EXPECT_EQ(Rebuilt(R"({"type": "object", "properties": {"a": {"type": "array", "items": {}}}})"),
+            "$.properties.a.items needs one of 'type', 'anyOf' and '$ref' in a strict schema.");
+  EXPECT_EQ(Rebuilt(R"({"type": "object", "properties": {"a": {"type": "object"}}})"),
+            "$.properties.a is an object without properties, which a strict schema may not have.");
+  EXPECT_EQ(Rebuilt(R"({"type": "object", "properties": {"a": {"type": "null"}}, "required": []})"),
+            "$.required must name all properties in a strict schema.");
+  EXPECT_EQ(Rebuilt(R"({"type": "string"})"), "$ must be a schema of the type object.");
+}
+
+TEST(JsonSchemaShape, FindsWhatIsNoSchema) {
+  const auto shape = [](std::string_view text) {
+    const Status status = CheckJsonSchemaShape(*JsonValue::Parse(text));
+    return status.has_value() ? std::string() : status.error().message;
+  };
+  EXPECT_EQ(shape(R"({"type": "object", "properties": {"a": {"$ref": "#/$defs/b~1c"}}, "$defs": )"
+                  R"({"b/c": true}, "unknown": 5})"),
+            "");
+  EXPECT_EQ(shape(R"({"properties": {"a": {"type": "foo"}}})"),
+            "$.properties.a.type must be object, string, number, integer, array, boolean or null.");
+  EXPECT_EQ(shape(R"({"anyOf": [{}, 5]})"), "$.anyOf[1] must be an object, true or false.");
+  EXPECT_EQ(shape(R"({"$ref": "#/x"})"), "$.$ref leads nowhere: '#/x'.");
+  for (const std::string_view wrong :
+       {R"({"required": ["a", "a"]})", R"({"minLength": -1})", R"({"minLength": 1.5})",
+        R"({"multipleOf": 0})", R"({"allOf": []})", R"({"enum": 5})", R"({"pattern": 5})", "null",
+        R"({"items": [{}]})"}) {
+    EXPECT_NE(shape(wrong), "") << wrong;
+  }
+}
+
+TEST(JsonSchemaShape, ManyReferencesTakeNoQuadraticTime) {
+  std::string properties;
+  std::string definitions;
+  for (int i = 0; i < 50000; ++i) {
+    properties += fmt::format(R"({}"p{}": {{"$ref": "#/$defs/d{}"}})", i > 0 ? "," : "", i, i);
+    definitions += fmt::format(R"({}"d{}": true)", i > 0 ? "," : "", i);
+  }
+  const JsonValue schema = *JsonValue::Parse(
+      fmt::format(R"({{"properties": {{{}}}, "$defs": {{{}}}}})", properties, definitions));
+  const auto start = std::chrono::steady_clock::now();
+  EXPECT_TRUE(CheckJsonSchemaShape(schema).has_value());
+  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(5));
+}
+
+// Recorded requests with a value replaced by another kind, or left out: never a crash, and what is
+// accepted can be rendered.
+RC_GTEST_PROP(ChatRequest, DamagedRequestsAreRefusedOrRendered, (uint64_t seed)) {
+  static const std::vector<JsonValue> cases = [] {
+    std::vector<JsonValue> all = RecordedCases("convert.jsonl");
+    for (JsonValue& recorded : RecordedCases("render.jsonl")) all.push_back(std::move(recorded));
+    return all;
+  }();
+  std::mt19937_64 random(seed);
+  const JsonValue& recorded = cases[random() % cases.size()];
+  JsonValue body = *recorded.Find("request");
+  JsonValue* at = &body;
+  for (;;) {
+    if (JsonValue::Object* members = at->if_object(); members != nullptr && !members->empty()) {
+      at = &(*members)[random() % members->size()].second;
+    } else if (JsonValue::Array* items = at->if_array(); items != nullptr && !items->empty()) {
+      at = &(*items)[random() % items->size()];
+    } else {
+      break;
+    }
+    if (random() % 4 == 0) break;
+  }
+  const std::vector<JsonValue> kinds = {
+      nullptr, true, 5, -1, 1.5, "x", "", JsonValue::Array(), JsonValue(JsonValue::Object())};
+  *at = kinds[random() % kinds.size()];
+  for (const EncodingProfile profile : {EncodingProfile::kRecipe, EncodingProfile::kCheckpoint}) {
+    ConversionOptions options = OptionsOf(recorded);
+    options.profile = profile;
+    const auto converted = ConvertRequest(ApiOf(recorded), body, options);
+    if (!converted.has_value()) {
+      RC_ASSERT(!converted.error().message.empty());
+      continue;
+    }
+    const Result<ChatPrompt> prompt = RenderChat(converted->chat, ChatDialect::kV41);
+    RC_ASSERT(prompt.has_value() || !prompt.error().message.empty());
+  }
 }
 
 }  // namespace

@@ -36,9 +36,10 @@ class MessagesConverter {
     if (const JsonValue* metadata = reader_->Object(body_, "", "metadata"))
       reader_->String(*metadata, "metadata", "user_id");
     ReadTools();
-    SetTools(&tools_, ReadToolChoice(), &request_);
+    SetTools(&tools_, ReadToolChoice(), "", reader_, &request_);
     ReadSystem();
     ReadMessages();
+    CheckReasoningGiven(request_.chat, "messages", options_, reader_);
     return std::move(request_);
   }
 
@@ -203,7 +204,7 @@ class MessagesConverter {
     CheckAllAnswered();
     Message message;
     message.role = Role::kAssistant;
-    ContentBuilder text(&says_json_);
+    ContentBuilder text(&says_json_, /*skip_leading_empty=*/true);
     std::optional<std::string> reasoning;
     if (content.if_string() != nullptr) {
       text.AddText(*content.if_string());
@@ -231,7 +232,6 @@ class MessagesConverter {
     }
     message.content = text.Take();
     message.reasoning_content = std::move(reasoning);
-    CheckReasoningGiven(message, path_, options_, request_.chat.thinking, reader_);
     request_.chat.messages.push_back(std::move(message));
   }
 
@@ -256,6 +256,7 @@ class MessagesConverter {
     Message message;
     message.role = Role::kSystem;
     ContentBuilder text(&says_json_);
+    bool adds_tools = false;
     if (content.if_string() != nullptr) {
       text.AddText(*content.if_string());
     } else if (content.if_array() != nullptr) {
@@ -264,6 +265,7 @@ class MessagesConverter {
         if (ReadTextLike(block, type, path, &text)) return;
         if (!CheckOtherBlock(block, type, path)) return;
         if (type == "tool_addition") {
+          adds_tools = true;
           AddLateTool(*block.Find("tool")->Find("name")->if_string(), path + ".tool.name",
                       &message.tools);
         } else {
@@ -273,6 +275,11 @@ class MessagesConverter {
       });
     }
     message.content = text.Take();
+    // Nothing is left of it when its tools are hidden.
+    if (adds_tools && message.tools.empty() && message.content.text.empty() &&
+        message.content.images.empty()) {
+      return;
+    }
     request_.chat.messages.push_back(std::move(message));
   }
 
@@ -378,7 +385,7 @@ class MessagesConverter {
       declared.parameters = tool.Find("input_schema");
       declared.defer_loading = reader_->Bool(tool, path, "defer_loading").value_or(false);
       all_deferred = all_deferred && declared.defer_loading;
-      if (declared.parameters == nullptr) reader_->Refuse(path + ".input_schema", "is missing");
+      declared.parameters_required = true;
       declared_.insert(declared.name);
       if (!reader_->malformed()) tools_.Add(declared);
     }
@@ -389,7 +396,7 @@ class MessagesConverter {
   void ReadServerTool(const JsonValue& tool, const std::string& path) {
     const std::string type = reader_->RequiredString(tool, path, "type");
     if (type.starts_with("web_search") && !options_.messages_web_search_refused) {
-      dropped_.insert(reader_->RequiredString(tool, path, "name"));
+      dropped_.insert(reader_->String(tool, path, "name").value_or(""));
       return;
     }
     reader_->Refuse(
@@ -411,6 +418,12 @@ class MessagesConverter {
       choice.name = reader_->RequiredString(*value, "tool_choice", "name");
       choice.path = "tool_choice.name";
       if (!dropped_.contains(choice.name)) choice.kind = Kind::kNamed;
+      const JsonValue* tools = body_.Find("tools");
+      if (choice.kind == Kind::kNamed && tools_.empty() && tools != nullptr &&
+          tools->if_array() != nullptr && !tools->if_array()->empty()) {
+        reader_->Refuse(choice.path,
+                        fmt::format("names {}, which is none of the tools", Quoted(choice.name)));
+      }
     } else if (type != "auto" && type != "any") {
       reader_->Malformed("tool_choice.type",
                          fmt::format("is {}; it must be auto, any, tool or none", Quoted(type)));

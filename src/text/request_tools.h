@@ -33,7 +33,8 @@ struct DeclaredTool {
   const JsonValue* function = nullptr;
   std::string path;            // of the function in the request
   std::string parameters_key;  // "parameters" or "input_schema"
-  bool name_checked = false;   // the parts of a name with a namespace have been checked
+  bool parameters_required = false;
+  bool name_checked = false;  // the parts of a name with a namespace have been checked
 };
 
 // Up to 128 letters, digits, '_' and '-'.
@@ -64,6 +65,7 @@ class RequestTools {
 
  private:
   RequestReader* reader_;
+  RequestReader pending_;  // what is wrong, unless the tools are hidden
   std::vector<Tool> tools_;
   std::vector<std::string> constraints_;  // one JSON object per tool
   std::vector<std::string> paths_;

@@ -52,17 +52,18 @@ class ResponsesConverter {
     ReadTextFormat();
     ReadTools();
     ReadInput();
-    SetTools(&tools_, ReadToolChoice(), &request_);
+    const bool has_format = chat.response_format.kind != ResponseFormat::Kind::kText;
+    SetTools(&tools_, ReadToolChoice(), has_format ? "text.format" : "", reader_, &request_);
     FillUpdates();
     if (chat.response_format.kind == ResponseFormat::Kind::kJsonObject && !says_json_)
       reader_->Refuse("text.format", "asks for a JSON object, but no message has the word json");
+    CheckReasoningGiven(request_.chat, "input", options_, reader_);
     return std::move(request_);
   }
 
  private:
   // The items of one turn of the assistant, which stand side by side.
   struct Turn {
-    std::string path;  // of its first item
     std::string text;
     std::string reasoning;
     std::vector<ToolCall> calls;
@@ -207,6 +208,7 @@ class ResponsesConverter {
         text += reader_->RequiredString((*parts)[i], path, "text");
       }
     }
+    if (text.empty()) return;
     if (turn_.has_value() && (!turn_->text.empty() || !turn_->calls.empty())) FinishTurn();
     AppendUnlessEmpty(text, "\n", &CurrentTurn().reasoning);
   }
@@ -250,10 +252,7 @@ class ResponsesConverter {
   }
 
   Turn& CurrentTurn() {
-    if (!turn_.has_value()) {
-      turn_.emplace();
-      turn_->path = path_;
-    }
+    if (!turn_.has_value()) turn_.emplace();
     return *turn_;
   }
 
@@ -264,7 +263,6 @@ class ResponsesConverter {
     message.content.text = std::move(turn_->text);
     if (!turn_->reasoning.empty()) message.reasoning_content = std::move(turn_->reasoning);
     message.tool_calls = std::move(turn_->calls);
-    CheckReasoningGiven(message, turn_->path, options_, request_.chat.thinking, reader_);
     request_.chat.messages.push_back(std::move(message));
     turn_.reset();
   }
