@@ -32,11 +32,14 @@ struct ChatPrompt {
 };
 
 // Errors: kInvalidArgument with the field at fault ("messages[2].content"): text that is not UTF-8,
-// effort out of range, a prefix that is not the last message, a combination that the profile does
-// not know, an image in an assistant message, ...
+// effort out of range, images where the model takes none or outside of their text, members that the
+// role or the profile does not know (`task` in the recipe profile), tools whose function is no JSON
+// object, no messages (checkpoint profile). kUnsupported: the checkpoint profile with kV4.
 Result<ChatPrompt> RenderChat(const Chat& chat, ChatDialect dialect);
 
-// Errors: kUnsupported if the tokenizer lacks a marker of the prompt.
+// The ids of a prompt: text between special tokens is encoded as one piece in which no added token
+// is recognised. Errors: kUnsupported if the tokenizer lacks a marker of the prompt,
+// kInvalidArgument if the ranges are not in order.
 Result<std::vector<int32_t>> EncodeChatPrompt(const Tokenizer& tokenizer, const ChatPrompt& prompt);
 
 // kV41 if the tokenizer has the system token, kV4 if it has the rest. Errors: kUnsupported.

@@ -2,7 +2,8 @@
 // turns is shown only if the conversation has tools.
 #include <cstddef>
 #include <optional>
-#include <unordered_map>
+#include <string>
+#include <vector>
 
 #include "text/chat_render_profiles.h"
 #include "text/chat_template.h"
@@ -22,10 +23,12 @@ bool IsUserLike(const Message& message) {
 // Puts the results within each user turn into the order of the latest calls before the turn.
 // Results of unknown calls come first, those without an id stay where they are.
 void SortToolResults(std::vector<const Message*>* messages) {
-  const std::vector<ToolCall>* calls = nullptr;
+  std::optional<CallPositions> positions;  // of the latest calls
   for (size_t begin = 0; begin < messages->size();) {
     const Message& first = *(*messages)[begin];
-    if (first.role == Role::kAssistant && !first.tool_calls.empty()) calls = &first.tool_calls;
+    if (first.role == Role::kAssistant && !first.tool_calls.empty()) {
+      positions.emplace(first.tool_calls, CallPositions::Repeated::kFirst);
+    }
     if (!IsUserLike(first)) {
       ++begin;
       continue;
@@ -35,10 +38,9 @@ void SortToolResults(std::vector<const Message*>* messages) {
     for (; end < messages->size() && IsUserLike(*(*messages)[end]); ++end) {
       if ((*messages)[end]->tool_call_id.has_value()) places.push_back(end);
     }
-    if (calls != nullptr && places.size() > 1) {
-      const CallPositions positions(*calls, CallPositions::Repeated::kFirst);
+    if (positions.has_value() && places.size() > 1) {
       SortAtPlaces(messages, places,
-                   [&](const Message* result) { return positions.Of(*result->tool_call_id, 0); });
+                   [&](const Message* result) { return positions->Of(*result->tool_call_id, 0); });
     }
     begin = end;
   }

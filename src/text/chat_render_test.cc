@@ -223,6 +223,53 @@ TEST(ChatRender, ResultsOfUnknownCallsComeFirst) {
                         "<tool_result>none</tool_result>"));
 }
 
+TEST(ChatRender, ToolsOfAUserAreNotListedButKeepReasoningInTheCheckpointProfile) {
+  const auto text = [](const std::string& tools) {
+    return Rendered(CheckpointChatOf(
+                        R"({"messages": [{"role": "user", "content": "Q", "tools": )" + tools +
+                        R"(}, {"role": "assistant", "content": "A", "reasoning_content": "why"},
+                            {"role": "user", "content": "R"}]})"))
+        .text;
+  };
+  EXPECT_THAT(
+      text(R"([{"function": {"name": "f"}}])"),
+      testing::AllOf(HasSubstr("<think>why</think>A"), testing::Not(HasSubstr("## Tools"))));
+  EXPECT_THAT(text("[]"), testing::Not(HasSubstr("why")));
+}
+
+TEST(ChatRender, ATaskKeepsTheNextUserMessageInATurnOfItsOwn) {
+  const auto text = [](const std::string& task) {
+    return Rendered(CheckpointChatOf(R"({"messages": [{"role": "user", "content": "Q", "task": )" +
+                                     task + R"(}, {"role": "user", "content": "R"}],
+                                     "mode": "chat"})"))
+        .text;
+  };
+  EXPECT_THAT(text("\"title\""), HasSubstr("<｜User｜>Q<｜User｜>R<｜Assistant｜></think>"));
+  EXPECT_THAT(text("null"), HasSubstr("<｜User｜>Q\n\nR<｜Assistant｜></think>"));
+}
+
+TEST(ChatRender, TimeIsProportionalToTheLengthOfTheConversation) {
+  // 30000 calls, then as many turns with two results each: work for each pair would take minutes.
+  Chat chat;
+  Message calls;
+  calls.role = Role::kAssistant;
+  for (int i = 0; i < 30000; ++i) calls.tool_calls.push_back({std::to_string(i), "f", "{}"});
+  chat.messages.push_back(std::move(calls));
+  for (int i = 0; i < 30000; ++i) {
+    for (const Role role : {Role::kLatestReminder, Role::kTool, Role::kTool}) {
+      Message& message = chat.messages.emplace_back();
+      message.role = role;
+      if (role == Role::kTool) message.tool_call_id = std::to_string(i);
+    }
+  }
+  for (const EncodingProfile profile : {EncodingProfile::kRecipe, EncodingProfile::kCheckpoint}) {
+    chat.profile = profile;
+    EXPECT_GT(Rendered(chat).specials.size(), 60000u);
+  }
+  chat.profile = EncodingProfile::kRecipe;
+  EXPECT_GT(Rendered(chat, ChatDialect::kV4).specials.size(), 60000u);
+}
+
 TEST(ChatRender, NullContentsAndEmptyToolListsAreAsIfAbsent) {
   const Chat bare = CheckpointChatOf(
       R"({"messages": [{"role": "system"}, {"role": "user"}, {"role": "assistant"},

@@ -1,8 +1,11 @@
 // The recipe profile for the preceding model generation: system messages are gathered at the
-// beginning without a token of their own, and results are moved behind their calls.
+// beginning without a token of their own; calls and their results are put into the order of ids.
 #include <algorithm>
 #include <cstddef>
-#include <limits>
+#include <numeric>
+#include <optional>
+#include <string_view>
+#include <utility>
 
 #include "text/chat_render_profiles.h"
 #include "text/chat_template.h"
@@ -15,24 +18,53 @@ namespace {
 constexpr ChatDialect kDialect = ChatDialect::kV4;
 constexpr EncodingProfile kProfile = EncodingProfile::kRecipe;
 
-// Behind a turn with calls, as many messages as there are calls are put into the order of the
-// calls; what is no result of one of them goes behind the results.
-void SortToolResults(std::vector<const Message*>* messages) {
-  const std::vector<const Message*> received = *messages;
-  for (size_t i = 0; i < received.size(); ++i) {
-    const std::vector<ToolCall>& calls = received[i]->tool_calls;
-    if (received[i]->role != Role::kAssistant || calls.empty()) continue;
-    std::vector<size_t> places;
-    for (size_t k = i + 1; k < received.size() && places.size() < calls.size(); ++k) {
-      places.push_back(k);
-    }
-    constexpr size_t kLast = std::numeric_limits<size_t>::max();
-    const CallPositions positions(calls, CallPositions::Repeated::kFirst);
-    SortAtPlaces(messages, places, [&](const Message* message) {
-      if (message->role != Role::kTool || !message->tool_call_id.has_value()) return kLast;
-      return positions.Of(*message->tool_call_id, kLast);
+bool IsEmpty(const Content& content) {
+  return content.text.empty() && content.images.empty();
+}
+
+// The messages of the turns: system messages are elsewhere. Behind an assistant turn with n calls,
+// of the next n messages (user messages in a row count as one) the results come first, in the order
+// of their ids; results without an id come before those. Nothing is sorted if there are fewer than
+// n. The turns are found before anything has moved.
+std::vector<const Message*> SortedTurns(const std::vector<Message>& messages) {
+  std::vector<std::vector<const Message*>> groups;
+  for (const Message& message : messages) {
+    if (message.role == Role::kSystem) continue;
+    const bool joins = message.role == Role::kUser && !groups.empty() &&
+                       groups.back().front()->role == Role::kUser;
+    if (!joins) groups.emplace_back();
+    groups.back().push_back(&message);
+  }
+  std::vector<size_t> num_calls;
+  for (const auto& group : groups) num_calls.push_back(group.front()->tool_calls.size());
+  for (size_t i = 0; i < num_calls.size(); ++i) {
+    if (num_calls[i] > groups.size() - 1 - i) continue;
+    std::vector<size_t> places(num_calls[i]);
+    std::iota(places.begin(), places.end(), i + 1);
+    SortAtPlaces(&groups, places, [](const std::vector<const Message*>& group) {
+      const Message& message = *group.front();
+      const bool is_result = message.role == Role::kTool;
+      std::optional<std::string_view> id;
+      if (is_result && message.tool_call_id.has_value()) id = *message.tool_call_id;
+      return std::pair(!is_result, id);
     });
   }
+  std::vector<const Message*> turns;
+  for (const auto& group : groups) {
+    const size_t num_before = turns.size();
+    for (const Message* message : group) {
+      if (!IsEmpty(message->content)) turns.push_back(message);
+    }
+    if (turns.size() == num_before) turns.push_back(group.front());
+  }
+  return turns;
+}
+
+// Calls are shown in the order of their ids too.
+std::vector<ToolCall> SortedCalls(std::vector<ToolCall> calls) {
+  std::stable_sort(calls.begin(), calls.end(),
+                   [](const ToolCall& a, const ToolCall& b) { return a.id < b.id; });
+  return calls;
 }
 
 class RecipeV4Renderer {
@@ -53,11 +85,7 @@ class RecipeV4Renderer {
                         FormatBlock(chat_.response_format, kDialect));
     prompt_.Text(format_block);
 
-    std::vector<const Message*> turns;
-    for (const Message& message : chat_.messages) {
-      if (message.role != Role::kSystem) turns.push_back(&message);
-    }
-    SortToolResults(&turns);
+    const std::vector<const Message*> turns = SortedTurns(chat_.messages);
     for (size_t i = 0; i < turns.size(); ++i) {
       AppendTurn(*turns[i], i > 0 ? turns[i - 1] : nullptr, i + 1 == turns.size());
     }
@@ -85,8 +113,7 @@ class RecipeV4Renderer {
   void AppendSystemTexts() {
     bool is_first = true;
     for (const Message& message : chat_.messages) {
-      const bool is_empty = message.content.text.empty() && message.content.images.empty();
-      if (message.role != Role::kSystem || is_empty) continue;
+      if (message.role != Role::kSystem || IsEmpty(message.content)) continue;
       if (!is_first) prompt_.Text(kPartSeparator);
       prompt_.Add(message.content);
       is_first = false;
@@ -143,7 +170,7 @@ class RecipeV4Renderer {
     if (!stays_in_reasoning) prompt_.Special(kThinkEndMarker);
     prompt_.Add(message.content);
     if (!message.tool_calls.empty()) {
-      AppendToolCallBlock(message.tool_calls, kProfile, kDialect, &prompt_);
+      AppendToolCallBlock(SortedCalls(message.tool_calls), kProfile, kDialect, &prompt_);
     }
     if (!message.prefix || !is_last) {
       prompt_.Special(kEosMarker);

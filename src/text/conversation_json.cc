@@ -212,12 +212,13 @@ Result<int> ReadEffort(const JsonValue& object, std::string_view key, bool with_
 
 // ------------------------------------------------------------------ the checkpoint's messages
 
-std::string WithoutImageTokens(std::string text) {
-  for (size_t at = text.find(kImageToken); at != text.npos; at = text.find(kImageToken, at)) {
-    text.replace(at, kImageToken.size(), kAsciiImageToken);
-    at += kAsciiImageToken.size();
+std::string WithoutImageTokens(std::string_view text) {
+  std::string out;
+  for (size_t at = text.find(kImageToken); at != text.npos; at = text.find(kImageToken)) {
+    out.append(text.substr(0, at)).append(kAsciiImageToken);
+    text.remove_prefix(at + kImageToken.size());
   }
-  return text;
+  return out.append(text);
 }
 
 // A block's type, or what stands in for it.
@@ -377,7 +378,7 @@ Result<Message> ReadCheckpointMessage(const JsonValue& source, const std::string
   DI_RETURN_IF_ERROR(ReadCheckpointContent(source, path, &message));
   DI_ASSIGN_OR_RETURN(message.reasoning_content, OptionalString(source, "reasoning_content", path));
   if (message.reasoning_content.has_value()) {
-    message.reasoning_content = WithoutImageTokens(*std::move(message.reasoning_content));
+    message.reasoning_content = WithoutImageTokens(*message.reasoning_content);
   }
   DI_ASSIGN_OR_RETURN(message.tool_call_id, OptionalString(source, "tool_call_id", path));
   DI_ASSIGN_OR_RETURN(message.prefix, BoolOr(source, "wo_eos", false, path + "."));

@@ -89,6 +89,15 @@ TEST(ConversationJson, ImageTokensThatAreSpeltOutGetAsciiBars) {
   EXPECT_EQ(chat->messages[2].blocks[0].content.text, "<|deepseek_image|>");
 }
 
+TEST(ConversationJson, ALongRowOfImageTokensIsRewrittenInOneGo) {
+  std::string text;
+  for (int i = 0; i < 100000; ++i) text += "<｜deepseek_image｜>";
+  const auto chat = ChatFromCheckpointMessages(
+      Json(R"({"messages": [{"role": "user", "content": ")" + text + R"("}]})"));
+  ASSERT_TRUE(chat.has_value()) << chat.error().message;
+  EXPECT_EQ(chat->messages[0].content.text.size(), 100000 * sizeof("<|deepseek_image|>") - 100000);
+}
+
 TEST(ConversationJson, ToolsOfALineKeepAllDigits) {
   const std::string line =
       R"({"messages": [{"role": "system", "tools": [{"type": "function", "function":
