@@ -262,6 +262,29 @@ TEST(ChatRequest, TheApplyPatchToolIsAFunctionWithOneText) {
   EXPECT_EQ(function.Find("parameters")->Find("required")->Dump(), R"(["input"])");
 }
 
+// A long text that is named many times must not become as many copies.
+TEST(ChatRequest, RepetitionsOfALongTextAreBounded) {
+  const std::string description(100000, 'x');
+  std::string references;
+  for (int i = 0; i < 10000; ++i)
+    references += R"({"type": "tool_addition", "tool": {"type": "tool_reference", "name": "f"}},)";
+  EXPECT_NE(
+      ProblemOf(ChatApi::kMessages,
+                fmt::format(R"("tools": [{{"name": "f", "description": "{}", "input_schema": )"
+                            R"({{"type": "object"}}}}], "messages": [{{"role": "system", )"
+                            R"("content": [{}{{"type": "text", "text": ""}}]}}])",
+                            description, references)),
+      "");
+  std::string functions;
+  for (int i = 0; i < 10000; ++i)
+    functions += fmt::format(R"({}{{"type": "function", "name": "f{}"}})", i > 0 ? "," : "", i);
+  EXPECT_NE(ProblemOf(ChatApi::kResponses,
+                      fmt::format(R"("input": "x", "tools": [{{"type": "namespace", "name": "n", )"
+                                  R"("description": "{}", "tools": [{}]}}])",
+                                  description, functions)),
+            "");
+}
+
 std::string Rebuilt(std::string_view schema) {
   const Result<JsonValue> rebuilt = StrictSchema(*JsonValue::Parse(schema));
   return rebuilt.has_value() ? rebuilt->Dump() : rebuilt.error().message;

@@ -54,7 +54,14 @@ class MessagesConverter {
       return;
     }
     const Tool* tool = tools_.visible() ? tools_.Find(name) : nullptr;
-    if (tool != nullptr) late->push_back(*tool);
+    if (tool == nullptr) return;
+    repeated_bytes_ += tool->function.size() + tool->recipe_parameters.size();
+    if (repeated_bytes_ > kMaxRepeatedBytes) {
+      reader_->Refuse(path, fmt::format("shows schemas again, by now more than {} bytes of them",
+                                        kMaxRepeatedBytes));
+      return;
+    }
+    late->push_back(*tool);
   }
 
   void ReadSystem() {
@@ -215,8 +222,12 @@ class MessagesConverter {
         if (type == "tool_use") {
           ReadToolUse(block, path, &message);
         } else if (type == "thinking") {
-          const std::string thought = ReadThought(block, path);
-          reasoning = reasoning.has_value() ? *reasoning + "\n\n" + thought : thought;
+          if (reasoning.has_value()) {
+            *reasoning += "\n\n";
+          } else {
+            reasoning.emplace();
+          }
+          *reasoning += ReadThought(block, path);
         } else if (ReadTextLike(block, type, path, &text)) {
           if (!message.tool_calls.empty())
             reader_->Refuse(path, "comes after a tool_use block, where only results may follow");
@@ -436,8 +447,9 @@ class MessagesConverter {
   RequestReader* reader_;
   RequestTools tools_;
   ConvertedRequest request_;
-  std::string path_;                  // of the message that is being read
-  std::string content_path_;          // of its content
+  std::string path_;          // of the message that is being read
+  std::string content_path_;  // of its content
+  size_t repeated_bytes_ = 0;
   bool says_json_ = false;            // this protocol has no JSON mode
   std::set<std::string> unanswered_;  // ids of calls of the message before
   std::set<std::string> declared_;    // names of all tools, chosen or not

@@ -2,6 +2,7 @@
 // decoder.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <map>
 #include <optional>
@@ -36,6 +37,10 @@ struct DeclaredTool {
   bool parameters_required = false;
   bool name_checked = false;  // the parts of a name with a namespace have been checked
 };
+
+// A request may show the same schema or description again and again by naming it; what that makes
+// of a body is at most so many bytes.
+inline constexpr size_t kMaxRepeatedBytes = size_t{16} << 20;
 
 // Up to 128 letters, digits, '_' and '-'.
 void CheckToolName(const std::string& name, const std::string& path, RequestReader* reader);

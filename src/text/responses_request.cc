@@ -402,6 +402,13 @@ class ResponsesConverter {
       declared.parameters = nullptr;
     if (scope != nullptr) {
       CheckToolName(name, path + ".name", reader_);
+      repeated_bytes_ += scope->description.size();
+      if (repeated_bytes_ > kMaxRepeatedBytes) {
+        reader_->Refuse(path, fmt::format("repeats its namespace's description, by now more than "
+                                          "{} bytes",
+                                          kMaxRepeatedBytes));
+        return;
+      }
       declared.name_checked = true;
       declared.name = fmt::format("{}::{}", scope->name, name);
       if (!scope->description.empty())
@@ -576,6 +583,7 @@ class ResponsesConverter {
   RequestTools tools_;
   ConvertedRequest request_;
   std::string path_;  // of the item that is being read
+  size_t repeated_bytes_ = 0;
   bool says_json_ = false;
   std::optional<Turn> turn_;
   std::set<std::string> seen_calls_;
