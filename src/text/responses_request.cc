@@ -238,8 +238,10 @@ class ResponsesConverter {
     message.content = std::move(content);
     message.tool_call_id = id;
     request_.chat.messages.push_back(std::move(message));
-    if (unanswered_.empty() && !late_.empty()) {
-      updates_.push_back({request_.chat.messages.size(), std::exchange(late_, {})});
+    if (!late_.empty()) waiting_.push_back(std::exchange(late_, {}));
+    if (!unanswered_.empty()) return;
+    for (std::vector<std::string>& names : std::exchange(waiting_, {})) {
+      updates_.emplace_back(request_.chat.messages.size(), std::move(names));
       AddMessage(Role::kSystem, {});
     }
   }
@@ -588,7 +590,9 @@ class ResponsesConverter {
   std::optional<Turn> turn_;
   std::set<std::string> seen_calls_;
   std::set<std::string> unanswered_;
-  std::vector<std::string> late_;  // tools that arrived since the last call
+  std::vector<std::string> late_;  // tools of the output that is being read
+  // Of outputs before it, until the last one of the turn is there.
+  std::vector<std::vector<std::string>> waiting_;
   // Places in the messages and the tools to be shown there.
   std::vector<std::pair<size_t, std::vector<std::string>>> updates_;
 };
