@@ -22,6 +22,7 @@
 #include "apps/parse.h"
 #include "apps/plan.h"
 #include "apps/print.h"
+#include "apps/render.h"
 #include "apps/replay_schedule.h"
 #include "apps/selfcheck.h"
 #include "apps/tokenize.h"
@@ -468,6 +469,38 @@ void AddParseCommand(CLI::App& app, int& status) {
   command->callback([options, &status] { status = RunParse(*options); });
 }
 
+void AddRenderCommand(CLI::App& app, int& status) {
+  auto options = std::make_shared<RenderOptions>();
+  CLI::App* command = app.add_subcommand(
+      "render", "Turn lines of requests or conversations into lines of prompts and token ids");
+  command->footer(
+      "Input lines: {\"id\", one of \"request\" (with \"api\" and \"options\"), \"conversation\" "
+      "and "
+      "\"messages\" (with \"mode\", \"effort\" and \"drop_thinking\")}. docs/chat.md describes "
+      "them.\n"
+      "Exit status: 0 every line is fine, 3 finished but some lines failed, 1 failure, 2 wrong "
+      "usage, 130 interrupted, 141 nobody reads the output.");
+  CLI::Option* model =
+      command->add_option("--model", options->model, "Checkpoint directory: token ids are written");
+  CLI::Option* tokenizer = command->add_option("--tokenizer", options->tokenizer,
+                                               "A tokenizer.json: token ids are written");
+  model->excludes(tokenizer);
+  command
+      ->add_option("--profile", options->profile,
+                   "Whose rules: recipe (the toolkit for servers) or checkpoint (its encoder)")
+      ->check(OneOf({"recipe", "checkpoint"}))
+      ->capture_default_str();
+  command
+      ->add_option("--dialect", options->dialect,
+                   "v4.1 or v4; without it the tokenizer's, v4.1 without a tokenizer")
+      ->check(OneOf({"v4.1", "v4"}));
+  command->add_option("--input", options->input, "JSON lines; '-' is the standard input")
+      ->capture_default_str();
+  command->add_option("--output", options->output, "JSON lines; '-' is the standard output")
+      ->capture_default_str();
+  command->callback([options, &status] { status = RunRender(*options); });
+}
+
 void AddCacheFormat(CLI::App* command, std::string& format) {
   command->add_option("--cache-format", format, "packed or bf16; the results are the same")
       ->check(OneOf({"packed", "bf16"}))
@@ -723,6 +756,7 @@ int Main(int argc, char** argv) {
   AddTokenizerCommand(app, status, "detokenize", "Turn lines of token ids into lines of text",
                       RunDetokenize);
   AddParseCommand(app, status);
+  AddRenderCommand(app, status);
   AddLogitsCommand(app, status);
   AddInspectCommand(app, status);
   AddPlanCommand(app, status);

@@ -1,7 +1,6 @@
 #include "base/json_value.h"
 
 #include <fmt/core.h>
-#include <simdjson.h>
 
 #include <algorithm>
 #include <array>
@@ -14,6 +13,7 @@
 #include <system_error>
 
 #include "base/check.h"
+#include "base/utf8.h"
 
 namespace deepinfer {
 namespace {
@@ -447,7 +447,7 @@ JsonValue::JsonValue(uint64_t value) {
 }
 
 Result<JsonValue> JsonValue::Parse(std::string_view text) {
-  if (!simdjson::validate_utf8(text.data(), text.size()))
+  if (FindInvalidUtf8(text).has_value())
     return Fail(Code::kInvalidArgument, "Not valid JSON: the text is not UTF-8.");
   return Parser(text).Parse();
 }

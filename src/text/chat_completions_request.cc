@@ -32,10 +32,12 @@ class ChatCompletionsConverter {
     ReadTools();
     const bool json_object = chat.response_format.kind == ResponseFormat::Kind::kJsonObject;
     if (!chat.messages.empty() && chat.messages.back().prefix) CheckPrefix(json_object);
-    SetTools(&tools_, ReadToolChoice(), &request_);
+    const bool has_format = reader_->Object(body_, "", "response_format") != nullptr;
+    SetTools(&tools_, ReadToolChoice(), has_format ? "response_format" : "", reader_, &request_);
     if (json_object && !says_json_)
       reader_->Refuse("response_format",
                       "asks for a JSON object, but no message has the word json");
+    CheckReasoningGiven(request_.chat, "messages", options_, reader_);
     return std::move(request_);
   }
 
@@ -107,6 +109,7 @@ class ChatCompletionsConverter {
 
   void ReadMessage(const JsonValue& message, bool is_last) {
     const std::string role = reader_->RequiredString(message, path_, "role");
+    in_user_message_ = role == "user";
     if (role != "tool") CheckAllAnswered();
     if (role == "assistant") {
       ReadAssistant(message, is_last);
@@ -162,7 +165,6 @@ class ChatCompletionsConverter {
     out.prefix = reader_->Bool(message, path_, "prefix").value_or(false);
     if (out.prefix && !is_last)
       reader_->Refuse(path_ + ".prefix", "is only allowed in the last message");
-    CheckReasoningGiven(out, path_, options_, request_.chat.thinking, reader_);
     request_.chat.messages.push_back(std::move(out));
   }
 
@@ -230,7 +232,12 @@ class ChatCompletionsConverter {
         reader_->Refuse(path, "needs file_data");
       } else {
         CheckFileData(*data, path + ".file_data", reader_);
-        content->AddImage({*data, "high", path});
+        if (options_.profile == EncodingProfile::kRecipe) {
+          content->AddImage({*data, "high", path});
+        } else if (in_user_message_) {
+          // The checkpoint's encoder knows no files, and leaves them out elsewhere.
+          content->AddText("[Unsupported file]");
+        }
       }
     } else {
       reader_->Malformed(path + ".type",
@@ -291,6 +298,10 @@ class ChatCompletionsConverter {
 
   void CheckPrefix(bool json_object) {
     if (!tools_.empty()) reader_->Refuse("tools", "cannot be combined with a prefix");
+    for (const Message& message : request_.chat.messages) {
+      if (!message.tool_calls.empty())
+        reader_->Refuse("messages", "cannot have calls together with a prefix");
+    }
     if (json_object)
       reader_->Refuse("response_format", "json_object cannot be combined with a prefix");
   }
@@ -301,6 +312,7 @@ class ChatCompletionsConverter {
   RequestTools tools_;
   ConvertedRequest request_;
   std::string path_;  // of the message that is being read
+  bool in_user_message_ = false;
   bool says_json_ = false;
   std::set<std::string> unanswered_;  // ids of calls of the assistant message before
 };

@@ -30,8 +30,8 @@ struct ConversionOptions {
   // top_p is 1. kV4: thinking mode has 1 and 1; else both are the request's.
   ChatDialect dialect = ChatDialect::kV41;
   bool default_thinking = true;
-  // In thinking mode an assistant turn with calls but without reasoning is refused instead of
-  // getting an empty one (unless its call ids begin with call_NN_ET_).
+  // In thinking mode an assistant turn after the last user message that has calls, or any if there
+  // are tools, is refused without its reasoning (unless its call ids begin with call_NN_ET_).
   bool require_reasoning_content = false;
   // Server-side web search tools: dropped, or refused.
   bool responses_web_search_refused = false;
@@ -74,6 +74,12 @@ struct RequestProblem {
 
 tl::expected<ConvertedRequest, RequestProblem> ConvertRequest(ChatApi api, const JsonValue& body,
                                                               const ConversionOptions& options);
+
+// The same from the text of the body. In the checkpoint profile tools of Chat Completions keep all
+// digits of their integers, which JsonValue does not. A body that is no JSON is malformed.
+tl::expected<ConvertedRequest, RequestProblem> ConvertRequestText(ChatApi api,
+                                                                  std::string_view body,
+                                                                  const ConversionOptions& options);
 
 // low 50; medium, high, xhigh 75; max, ultra 100; minimal as low; "none" is 0 (thinking off).
 // Nullopt for other names.

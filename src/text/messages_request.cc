@@ -36,9 +36,10 @@ class MessagesConverter {
     if (const JsonValue* metadata = reader_->Object(body_, "", "metadata"))
       reader_->String(*metadata, "metadata", "user_id");
     ReadTools();
-    SetTools(&tools_, ReadToolChoice(), &request_);
+    SetTools(&tools_, ReadToolChoice(), "", reader_, &request_);
     ReadSystem();
     ReadMessages();
+    CheckReasoningGiven(request_.chat, "messages", options_, reader_);
     return std::move(request_);
   }
 
@@ -53,7 +54,14 @@ class MessagesConverter {
       return;
     }
     const Tool* tool = tools_.visible() ? tools_.Find(name) : nullptr;
-    if (tool != nullptr) late->push_back(*tool);
+    if (tool == nullptr) return;
+    repeated_bytes_ += tool->function.size() + tool->recipe_parameters.size();
+    if (repeated_bytes_ > kMaxRepeatedBytes) {
+      reader_->Refuse(path, fmt::format("shows schemas again, by now more than {} bytes of them",
+                                        kMaxRepeatedBytes));
+      return;
+    }
+    late->push_back(*tool);
   }
 
   void ReadSystem() {
@@ -203,7 +211,7 @@ class MessagesConverter {
     CheckAllAnswered();
     Message message;
     message.role = Role::kAssistant;
-    ContentBuilder text(&says_json_);
+    ContentBuilder text(&says_json_, /*skip_leading_empty=*/true);
     std::optional<std::string> reasoning;
     if (content.if_string() != nullptr) {
       text.AddText(*content.if_string());
@@ -214,8 +222,12 @@ class MessagesConverter {
         if (type == "tool_use") {
           ReadToolUse(block, path, &message);
         } else if (type == "thinking") {
-          const std::string thought = ReadThought(block, path);
-          reasoning = reasoning.has_value() ? *reasoning + "\n\n" + thought : thought;
+          if (reasoning.has_value()) {
+            *reasoning += "\n\n";
+          } else {
+            reasoning.emplace();
+          }
+          *reasoning += ReadThought(block, path);
         } else if (ReadTextLike(block, type, path, &text)) {
           if (!message.tool_calls.empty())
             reader_->Refuse(path, "comes after a tool_use block, where only results may follow");
@@ -231,7 +243,6 @@ class MessagesConverter {
     }
     message.content = text.Take();
     message.reasoning_content = std::move(reasoning);
-    CheckReasoningGiven(message, path_, options_, request_.chat.thinking, reader_);
     request_.chat.messages.push_back(std::move(message));
   }
 
@@ -256,6 +267,7 @@ class MessagesConverter {
     Message message;
     message.role = Role::kSystem;
     ContentBuilder text(&says_json_);
+    bool adds_tools = false;
     if (content.if_string() != nullptr) {
       text.AddText(*content.if_string());
     } else if (content.if_array() != nullptr) {
@@ -264,6 +276,7 @@ class MessagesConverter {
         if (ReadTextLike(block, type, path, &text)) return;
         if (!CheckOtherBlock(block, type, path)) return;
         if (type == "tool_addition") {
+          adds_tools = true;
           AddLateTool(*block.Find("tool")->Find("name")->if_string(), path + ".tool.name",
                       &message.tools);
         } else {
@@ -273,6 +286,11 @@ class MessagesConverter {
       });
     }
     message.content = text.Take();
+    // Nothing is left of it when its tools are hidden.
+    if (adds_tools && message.tools.empty() && message.content.text.empty() &&
+        message.content.images.empty()) {
+      return;
+    }
     request_.chat.messages.push_back(std::move(message));
   }
 
@@ -378,7 +396,7 @@ class MessagesConverter {
       declared.parameters = tool.Find("input_schema");
       declared.defer_loading = reader_->Bool(tool, path, "defer_loading").value_or(false);
       all_deferred = all_deferred && declared.defer_loading;
-      if (declared.parameters == nullptr) reader_->Refuse(path + ".input_schema", "is missing");
+      declared.parameters_required = true;
       declared_.insert(declared.name);
       if (!reader_->malformed()) tools_.Add(declared);
     }
@@ -389,7 +407,7 @@ class MessagesConverter {
   void ReadServerTool(const JsonValue& tool, const std::string& path) {
     const std::string type = reader_->RequiredString(tool, path, "type");
     if (type.starts_with("web_search") && !options_.messages_web_search_refused) {
-      dropped_.insert(reader_->RequiredString(tool, path, "name"));
+      dropped_.insert(reader_->String(tool, path, "name").value_or(""));
       return;
     }
     reader_->Refuse(
@@ -411,6 +429,12 @@ class MessagesConverter {
       choice.name = reader_->RequiredString(*value, "tool_choice", "name");
       choice.path = "tool_choice.name";
       if (!dropped_.contains(choice.name)) choice.kind = Kind::kNamed;
+      const JsonValue* tools = body_.Find("tools");
+      if (choice.kind == Kind::kNamed && tools_.empty() && tools != nullptr &&
+          tools->if_array() != nullptr && !tools->if_array()->empty()) {
+        reader_->Refuse(choice.path,
+                        fmt::format("names {}, which is none of the tools", Quoted(choice.name)));
+      }
     } else if (type != "auto" && type != "any") {
       reader_->Malformed("tool_choice.type",
                          fmt::format("is {}; it must be auto, any, tool or none", Quoted(type)));
@@ -423,8 +447,9 @@ class MessagesConverter {
   RequestReader* reader_;
   RequestTools tools_;
   ConvertedRequest request_;
-  std::string path_;                  // of the message that is being read
-  std::string content_path_;          // of its content
+  std::string path_;          // of the message that is being read
+  std::string content_path_;  // of its content
+  size_t repeated_bytes_ = 0;
   bool says_json_ = false;            // this protocol has no JSON mode
   std::set<std::string> unanswered_;  // ids of calls of the message before
   std::set<std::string> declared_;    // names of all tools, chosen or not

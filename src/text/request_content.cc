@@ -112,7 +112,8 @@ void CheckDataUrl(const DataUrl& data, const std::string& path, RequestReader* r
 }  // namespace
 
 void ContentBuilder::Separate() {
-  if (num_blocks_ > 0) content_.text += "\n\n";
+  const bool skip = skip_leading_empty_ && content_.text.empty();
+  if (num_blocks_ > 0 && !skip) content_.text += "\n\n";
   ++num_blocks_;
 }
 

@@ -12,7 +12,9 @@ namespace deepinfer {
 class ContentBuilder {
  public:
   // `says_json` is set when a block of text contains the word "json" in any case.
-  explicit ContentBuilder(bool* says_json) : says_json_(says_json) {}
+  // `skip_leading_empty`: empty texts before the first one that is not leave no blank lines.
+  explicit ContentBuilder(bool* says_json, bool skip_leading_empty = false)
+      : says_json_(says_json), skip_leading_empty_(skip_leading_empty) {}
 
   void AddText(std::string_view text);
   void AddImage(ImageSource image);
@@ -25,6 +27,7 @@ class ContentBuilder {
   void Separate();
 
   bool* says_json_;
+  bool skip_leading_empty_;
   size_t num_blocks_ = 0;
   Content content_;
 };

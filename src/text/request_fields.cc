@@ -27,6 +27,11 @@ void RequestReader::Refuse(const std::string& path, std::string_view what) {
   problem_ = RequestProblem{false, path, fmt::format("{} {}.", path, what)};
 }
 
+void RequestReader::Adopt(const RequestReader& other) {
+  if (other.problem_.has_value() && (!problem_.has_value() || other.malformed()) && !malformed())
+    problem_ = other.problem_;
+}
+
 bool RequestReader::IsObject(const JsonValue& value, const std::string& path) {
   if (value.if_object() != nullptr) return true;
   Malformed(path, "must be an object");

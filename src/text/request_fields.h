@@ -26,6 +26,8 @@ class RequestReader {
   // "`path` `what`."
   void Malformed(const std::string& path, std::string_view what);
   void Refuse(const std::string& path, std::string_view what);
+  // What another reader has found.
+  void Adopt(const RequestReader& other);
 
   // Members of `object`, whose path is `path` (empty: the body). Absent or null: nullopt or null.
   std::optional<bool> Bool(const JsonValue& object, const std::string& path, std::string_view key);

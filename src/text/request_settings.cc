@@ -175,28 +175,36 @@ void ReadResponseSchema(const JsonValue& object, const std::string& path, Reques
   request->chat.response_format = {ResponseFormat::Kind::kJsonSchema, schema->Dump()};
 }
 
-void SetTools(RequestTools* tools, const RequestedChoice& choice, ConvertedRequest* request) {
+void SetTools(RequestTools* tools, const RequestedChoice& choice, const std::string& format_field,
+              RequestReader* reader, ConvertedRequest* request) {
   request->chat.tool_choice = tools->Choose(choice, request->chat.thinking);
   request->chat.tools = tools->tools();
   if (!tools->visible()) return;
+  if (!format_field.empty() && tools->tools().front().strict)
+    reader->Refuse(format_field, "cannot be combined with strict tools");
   request->constraint = OutputConstraint{request->chat.tool_choice == ToolChoice::kRequired
                                              ? OutputConstraint::Kind::kToolCallRequired
                                              : OutputConstraint::Kind::kToolCall,
                                          tools->ConstraintJson()};
 }
 
-void CheckReasoningGiven(const Message& message, const std::string& path,
-                         const ConversionOptions& options, bool thinking, RequestReader* reader) {
-  if (!options.require_reasoning_content || !thinking || message.tool_calls.empty() ||
-      message.reasoning_content.has_value()) {
-    return;
-  }
+void CheckReasoningGiven(const Chat& chat, const std::string& field,
+                         const ConversionOptions& options, RequestReader* reader) {
+  if (!options.require_reasoning_content || !chat.thinking) return;
   // Ids of answers that had no reasoning: "call_", two characters, "_ET_".
-  for (const ToolCall& call : message.tool_calls) {
-    if (call.id.starts_with("call_") && call.id.size() >= 11 && call.id.substr(7, 4) == "_ET_")
-      return;
+  const auto had_none = [](const ToolCall& call) {
+    return call.id.size() >= 11 && call.id.starts_with("call_") && call.id.substr(7, 4) == "_ET_";
+  };
+  for (auto message = chat.messages.rbegin(); message != chat.messages.rend(); ++message) {
+    if (message->role == Role::kUser) return;
+    if (message->role != Role::kAssistant || message->reasoning_content.has_value()) continue;
+    const std::vector<ToolCall>& calls = message->tool_calls;
+    if (calls.empty() ? chat.tools.empty() : std::any_of(calls.begin(), calls.end(), had_none))
+      continue;
+    reader->Refuse(field,
+                   "have an answer without its reasoning after the last user message; in thinking "
+                   "mode it must be passed back");
   }
-  reader->Refuse(path, "has calls but no reasoning, which must be passed back in thinking mode");
 }
 
 }  // namespace deepinfer

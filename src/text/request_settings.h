@@ -39,11 +39,14 @@ void ReadStop(const JsonValue& body, std::string_view key, bool may_be_string,
 void ReadResponseSchema(const JsonValue& object, const std::string& path, RequestReader* reader,
                         ConvertedRequest* request);
 // The chat's tools and choice, and the constraint that follows; tools win over a response format.
-// After the response format.
-void SetTools(RequestTools* tools, const RequestedChoice& choice, ConvertedRequest* request);
+// After the response format; `format_field` is its field if the request has one, else empty: strict
+// tools cannot be combined with it.
+void SetTools(RequestTools* tools, const RequestedChoice& choice, const std::string& format_field,
+              RequestReader* reader, ConvertedRequest* request);
 
-// In thinking mode, if options ask for it, a turn with calls must have its reasoning.
-void CheckReasoningGiven(const Message& message, const std::string& path,
-                         const ConversionOptions& options, bool thinking, RequestReader* reader);
+// In thinking mode, if options ask for it, turns after the last user message must have their
+// reasoning if they have calls or if there are tools. `field` is the one with the messages.
+void CheckReasoningGiven(const Chat& chat, const std::string& field,
+                         const ConversionOptions& options, RequestReader* reader);
 
 }  // namespace deepinfer

@@ -26,6 +26,8 @@ JsonValue OrNull(const std::optional<std::string>& text) {
 JsonValue EffectiveParameters(const DeclaredTool& declared, RequestReader* reader) {
   const std::string path = FieldPath(declared.path, declared.parameters_key);
   const bool strict = declared.strict.value_or(false);
+  if (declared.parameters == nullptr && declared.parameters_required)
+    reader->Refuse(path, "is missing");
   // A strict schema is checked while it is rebuilt.
   if (declared.parameters != nullptr && !strict) {
     const Status shape = CheckJsonSchemaShape(*declared.parameters);
@@ -71,12 +73,12 @@ void RequestTools::Add(const DeclaredTool& declared) {
   if (!declared.name_checked)
     CheckToolName(declared.name, FieldPath(declared.path, "name"), reader_);
   if (!by_name_.emplace(declared.name, tools_.size()).second) {
-    reader_->Refuse(FieldPath(declared.path, "name"),
+    pending_.Refuse(FieldPath(declared.path, "name"),
                     fmt::format("is {}, the name of another tool; names must be unique",
                                 Quoted(declared.name)));
     return;
   }
-  JsonValue parameters = EffectiveParameters(declared, reader_);
+  JsonValue parameters = EffectiveParameters(declared, &pending_);
 
   Tool tool;
   tool.name = declared.name;
@@ -120,6 +122,7 @@ ToolChoice RequestTools::Choose(const RequestedChoice& choice, bool thinking) {
     visible_ = false;
     return ToolChoice::kNone;
   }
+  reader_->Adopt(pending_);
   if (choice.kind == Kind::kNamed) {
     const auto found = by_name_.find(choice.name);
     if (found == by_name_.end()) {

@@ -2,6 +2,7 @@
 // decoder.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <map>
 #include <optional>
@@ -33,8 +34,13 @@ struct DeclaredTool {
   const JsonValue* function = nullptr;
   std::string path;            // of the function in the request
   std::string parameters_key;  // "parameters" or "input_schema"
-  bool name_checked = false;   // the parts of a name with a namespace have been checked
+  bool parameters_required = false;
+  bool name_checked = false;  // the parts of a name with a namespace have been checked
 };
+
+// A request may show the same schema or description again and again by naming it; what that makes
+// of a body is at most so many bytes.
+inline constexpr size_t kMaxRepeatedBytes = size_t{16} << 20;
 
 // Up to 128 letters, digits, '_' and '-'.
 void CheckToolName(const std::string& name, const std::string& path, RequestReader* reader);
@@ -64,6 +70,7 @@ class RequestTools {
 
  private:
   RequestReader* reader_;
+  RequestReader pending_;  // what is wrong, unless the tools are hidden
   std::vector<Tool> tools_;
   std::vector<std::string> constraints_;  // one JSON object per tool
   std::vector<std::string> paths_;

@@ -52,17 +52,18 @@ class ResponsesConverter {
     ReadTextFormat();
     ReadTools();
     ReadInput();
-    SetTools(&tools_, ReadToolChoice(), &request_);
+    const bool has_format = chat.response_format.kind != ResponseFormat::Kind::kText;
+    SetTools(&tools_, ReadToolChoice(), has_format ? "text.format" : "", reader_, &request_);
     FillUpdates();
     if (chat.response_format.kind == ResponseFormat::Kind::kJsonObject && !says_json_)
       reader_->Refuse("text.format", "asks for a JSON object, but no message has the word json");
+    CheckReasoningGiven(request_.chat, "input", options_, reader_);
     return std::move(request_);
   }
 
  private:
   // The items of one turn of the assistant, which stand side by side.
   struct Turn {
-    std::string path;  // of its first item
     std::string text;
     std::string reasoning;
     std::vector<ToolCall> calls;
@@ -207,6 +208,7 @@ class ResponsesConverter {
         text += reader_->RequiredString((*parts)[i], path, "text");
       }
     }
+    if (text.empty()) return;
     if (turn_.has_value() && (!turn_->text.empty() || !turn_->calls.empty())) FinishTurn();
     AppendUnlessEmpty(text, "\n", &CurrentTurn().reasoning);
   }
@@ -236,8 +238,10 @@ class ResponsesConverter {
     message.content = std::move(content);
     message.tool_call_id = id;
     request_.chat.messages.push_back(std::move(message));
-    if (unanswered_.empty() && !late_.empty()) {
-      updates_.push_back({request_.chat.messages.size(), std::exchange(late_, {})});
+    if (!late_.empty()) waiting_.push_back(std::exchange(late_, {}));
+    if (!unanswered_.empty()) return;
+    for (std::vector<std::string>& names : std::exchange(waiting_, {})) {
+      updates_.emplace_back(request_.chat.messages.size(), std::move(names));
       AddMessage(Role::kSystem, {});
     }
   }
@@ -250,10 +254,7 @@ class ResponsesConverter {
   }
 
   Turn& CurrentTurn() {
-    if (!turn_.has_value()) {
-      turn_.emplace();
-      turn_->path = path_;
-    }
+    if (!turn_.has_value()) turn_.emplace();
     return *turn_;
   }
 
@@ -264,7 +265,6 @@ class ResponsesConverter {
     message.content.text = std::move(turn_->text);
     if (!turn_->reasoning.empty()) message.reasoning_content = std::move(turn_->reasoning);
     message.tool_calls = std::move(turn_->calls);
-    CheckReasoningGiven(message, turn_->path, options_, request_.chat.thinking, reader_);
     request_.chat.messages.push_back(std::move(message));
     turn_.reset();
   }
@@ -404,6 +404,13 @@ class ResponsesConverter {
       declared.parameters = nullptr;
     if (scope != nullptr) {
       CheckToolName(name, path + ".name", reader_);
+      repeated_bytes_ += scope->description.size();
+      if (repeated_bytes_ > kMaxRepeatedBytes) {
+        reader_->Refuse(path, fmt::format("repeats its namespace's description, by now more than "
+                                          "{} bytes",
+                                          kMaxRepeatedBytes));
+        return;
+      }
       declared.name_checked = true;
       declared.name = fmt::format("{}::{}", scope->name, name);
       if (!scope->description.empty())
@@ -578,11 +585,14 @@ class ResponsesConverter {
   RequestTools tools_;
   ConvertedRequest request_;
   std::string path_;  // of the item that is being read
+  size_t repeated_bytes_ = 0;
   bool says_json_ = false;
   std::optional<Turn> turn_;
   std::set<std::string> seen_calls_;
   std::set<std::string> unanswered_;
-  std::vector<std::string> late_;  // tools that arrived since the last call
+  std::vector<std::string> late_;  // tools of the output that is being read
+  // Of outputs before it, until the last one of the turn is there.
+  std::vector<std::vector<std::string>> waiting_;
   // Places in the messages and the tools to be shown there.
   std::vector<std::pair<size_t, std::vector<std::string>>> updates_;
 };
