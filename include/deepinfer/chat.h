@@ -36,7 +36,9 @@ struct ImageSource {
 struct Content {
   std::string text;                   // UTF-8
   std::vector<size_t> image_offsets;  // ascending, at most text.size()
-  std::vector<ImageSource> images;    // one per offset
+  // One per offset. Further ones have no place in the text; the recipe profile counts them, and no
+  // model can run them.
+  std::vector<ImageSource> images;
 };
 
 struct ToolCall {

@@ -394,10 +394,14 @@ class ConstraintFields {
       if (code == simdjson::SUCCESS) code = object.raw_json().get(text);
       if (code != simdjson::SUCCESS) return reader_.Syntax(field, code);
       *out = text;
+    } else if (type == ondemand::json_type::boolean) {  // a schema, too
+      bool any = false;
+      reader_.Read(field, value, &any);
+      *out = any ? "true" : "false";
     } else if (type == ondemand::json_type::string) {
       reader_.Read(field, value, out);
     } else {
-      reader_.Mismatch(field, value, "an object, or a string that holds one");
+      reader_.Mismatch(field, value, "an object, true, false, or a string that holds one of them");
     }
   }
 

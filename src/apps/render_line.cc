@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "base/json_value.h"
+#include "base/quoted.h"
 #include "deepinfer/chat.h"
 #include "text/chat_render.h"
 #include "text/chat_request.h"
@@ -22,7 +23,9 @@ namespace {
 Result<bool> IsReject(const std::string& key, const JsonValue& value, std::string_view other) {
   const std::string* word = value.if_string();
   if (word != nullptr && (*word == "reject" || *word == other)) return *word == "reject";
-  return Fail(Code::kInvalidArgument, fmt::format("options.{} must be {} or reject.", key, other),
+  return Fail(Code::kInvalidArgument,
+              fmt::format("options.{} is {}; allowed are \"{}\" and \"reject\".", key,
+                          Quoted(value.DumpCompact(), 60), other),
               "options." + key);
 }
 
@@ -60,7 +63,10 @@ Result<ChatApi> ReadApi(const JsonValue& line) {
   if (name == "chat_completions") return ChatApi::kChatCompletions;
   if (name == "messages") return ChatApi::kMessages;
   if (name == "responses") return ChatApi::kResponses;
-  return Fail(Code::kInvalidArgument, "api must be chat_completions, messages or responses.",
+  return Fail(Code::kInvalidArgument,
+              fmt::format("api is {}; allowed are \"chat_completions\", \"messages\" and "
+                          "\"responses\".",
+                          Quoted(api->DumpCompact(), 60)),
               "api");
 }
 
@@ -68,6 +74,7 @@ Result<ChatApi> ReadApi(const JsonValue& line) {
 struct Input {
   Chat chat;
   std::optional<ConvertedRequest> request;  // without its chat
+  ChatApi api = ChatApi::kChatCompletions;
 };
 
 Result<Input> ReadRequest(const JsonValue& line, std::string_view text, EncodingProfile profile,
@@ -92,6 +99,7 @@ Result<Input> ReadRequest(const JsonValue& line, std::string_view text, Encoding
   Input input;
   input.chat = std::move(converted->chat);
   input.request = *std::move(converted);
+  input.api = api;
   return input;
 }
 
@@ -140,7 +148,8 @@ JsonValue ShortNumber(float value) {
   return JsonValue(number.has_value() ? number->AsDouble() : static_cast<double>(value));
 }
 
-JsonValue SamplingJson(const ConvertedRequest& request) {
+// `has_seed`: the protocol has one.
+JsonValue SamplingJson(const ConvertedRequest& request, bool has_seed) {
   constexpr std::array<const char*, 4> kKinds = {"json", "regex", "tool_call",
                                                  "tool_call_required"};
   JsonValue json;
@@ -149,7 +158,7 @@ JsonValue SamplingJson(const ConvertedRequest& request) {
   json.Set("top_p", ShortNumber(request.top_p));
   json.Set("logprobs", request.logprobs);
   json.Set("top_logprobs", OrNull(request.top_logprobs));
-  json.Set("seed", OrNull(request.seed));
+  if (has_seed) json.Set("seed", OrNull(request.seed));
   JsonValue constraint;
   if (request.constraint.has_value())
     constraint = JsonValue::Array{kKinds[static_cast<size_t>(request.constraint->kind)],
@@ -205,7 +214,7 @@ Result<std::string> LineRenderer::Render(const JsonLine& json_line) const {
           ParserJson(prompt.parser,
                      input.request.has_value() ? input.request->stop : std::vector<std::string>()));
   if (input.request.has_value()) {
-    out.Set("sampling", SamplingJson(*input.request));
+    out.Set("sampling", SamplingJson(*input.request, input.api == ChatApi::kChatCompletions));
     AddNamespaces(*input.request, &out);
   }
   return out.Dump();

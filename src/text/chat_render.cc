@@ -23,7 +23,7 @@ Status RequireUtf8(std::string_view text, const std::string& field) {
 
 Status CheckContent(const Content& content, bool may_have_images, const std::string& field) {
   DI_RETURN_IF_ERROR(RequireUtf8(content.text, field));
-  if (content.images.size() != content.image_offsets.size()) {
+  if (content.images.size() < content.image_offsets.size()) {
     return Fail(Code::kInvalidArgument,
                 fmt::format("{} has {} images, but {} places for images.", field,
                             content.images.size(), content.image_offsets.size()),

@@ -118,7 +118,7 @@ Result<std::vector<Tool>> ReadToolDefinitions(const JsonValue& owner, const std:
 }
 
 // The first `num_images` image tokens that the text spells become images; where there are fewer,
-// the other images have no place and are left out.
+// the other images have no place.
 Content ContentWithPlaceholders(std::string_view text, int64_t num_images) {
   Content content;
   for (int64_t i = 0; i < num_images; ++i) {
@@ -129,6 +129,7 @@ Content ContentWithPlaceholders(std::string_view text, int64_t num_images) {
     content.images.emplace_back();
     text.remove_prefix(at + kImageToken.size());
   }
+  content.images.resize(static_cast<size_t>(num_images));
   content.text += text;
   return content;
 }
@@ -141,8 +142,10 @@ Result<Message> ReadConversationMessage(const JsonValue& source, const std::stri
                       OptionalString(source, "content", path));
   int64_t num_images = 0;
   if (const JsonValue* images = FindMember(source, "images")) {
-    if (images->if_int64() == nullptr || *images->if_int64() < 0) {
-      return NotA(path + ".images", "an integer that is not negative");
+    constexpr int64_t kMaxImages = 10'000;
+    if (images->if_int64() == nullptr || *images->if_int64() < 0 ||
+        *images->if_int64() > kMaxImages) {
+      return NotA(path + ".images", fmt::format("an integer of 0 ... {}", kMaxImages));
     }
     num_images = *images->if_int64();
   }

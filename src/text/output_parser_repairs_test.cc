@@ -10,10 +10,10 @@
 #include <utility>
 #include <vector>
 
+#include "base/utf8.h"
 #include "text/json_text.h"
 #include "text/output_parser.h"
 #include "text/text_test_data.h"
-#include "base/utf8.h"
 
 namespace deepinfer {
 namespace {

@@ -38,6 +38,9 @@ void PromptBuilder::Add(const Content& content) {
     at = content.image_offsets[i];
   }
   Text(text.substr(at));
+  const auto without_place =
+      content.images.begin() + static_cast<std::ptrdiff_t>(content.image_offsets.size());
+  prompt_.images.insert(prompt_.images.end(), without_place, content.images.end());
 }
 
 }  // namespace deepinfer
