@@ -27,7 +27,7 @@ CodePointSet Normalized(CodePointSet ranges);
 // Every character outside `ranges`.
 CodePointSet Complement(const CodePointSet& ranges);
 CodePointSet Intersection(const CodePointSet& a, const CodePointSet& b);
-void AppendUtf8(uint32_t code_point, std::string* out);
+void AppendCodePoint(uint32_t code_point, std::string* out);
 // The code point at *offset, which moves past it; -1 when the bytes are not UTF-8.
 int64_t NextCodePoint(std::string_view text, size_t* offset);
 
@@ -51,6 +51,11 @@ class GrammarTree {
   NodeId Choice(std::vector<NodeId> children);  // without children: matches nothing
   NodeId Repeat(NodeId child, int64_t min, int64_t max);
   NodeId Reference(RuleId rule);
+  // Makes one automaton of the node, which is to have no references and no great repetition below
+  // it: the library's masks inside it need no look at the surroundings. Only for shapes that the
+  // tests of this module compare in all their texts: the library's automata of patterns in general
+  // are not always right.
+  NodeId Automaton(NodeId node);
 
   // Characters of a text that the node matches, at least and at most (kUnbounded: no limit).
   // Without references.
@@ -66,6 +71,8 @@ class GrammarTree {
   // for error messages only.
   RuleId AddRule(std::string name);
   void SetBody(RuleId rule, NodeId body);
+  // The rule's text has at most this many characters, or ends where it may end next behind them.
+  void SetMaxCharacters(RuleId rule, int64_t max_characters);
   bool full() const {
     return static_cast<int64_t>(nodes_.size()) >= kMaxNodes;
   }
@@ -93,6 +100,7 @@ class GrammarTree {
     int64_t min = 0;
     int64_t max = 0;
     RuleId rule = -1;
+    bool automaton = false;
     std::string text;
     CodePointSet ranges;
     std::vector<NodeId> children;
@@ -100,6 +108,7 @@ class GrammarTree {
   struct Rule {
     std::string name;
     NodeId body = -1;
+    int64_t max_characters = -1;  // -1: any number
   };
 
   NodeId Add(Node node);
@@ -110,6 +119,8 @@ class GrammarTree {
   void FindReachable();
   Status CheckRecursion(const std::vector<bool>& can_be_empty) const;
   void Print(NodeId id, std::string* out) const;
+  void PrintAutomaton(NodeId id, std::string* out) const;
+  void PrintPattern(NodeId id, std::string* out) const;
   std::string RuleName(RuleId rule) const;
 
   std::vector<Node> nodes_;

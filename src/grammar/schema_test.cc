@@ -88,6 +88,29 @@ TEST(SchemaTable, LengthsCountCharactersInAnySpelling) {
   ExpectRefused(R"({"type":"string","maxLength":-1})", Code::kInvalidArgument, "#/maxLength");
 }
 
+// Every count around the bounds, in plain characters and in escapes of each kind.
+TEST(SchemaTable, SmallLengthsAreExactInEverySpelling) {
+  const std::vector<std::string> spellings = {"a", "\\n", "\\u0041", "\\ud83d\\ude00",
+                                              "\xF0\x9F\x98\x80"};
+  for (int min = 0; min <= 16; min += 4) {
+    for (int max = min; max <= 16; max += 5) {
+      const auto grammar = CompileText(
+          GrammarSpec::Kind::kJsonSchema,
+          fmt::format(R"({{"type":"string","minLength":{},"maxLength":{}}})", min, max));
+      ASSERT_TRUE(grammar.has_value()) << grammar.error().message;
+      for (int count = 0; count <= 18; ++count) {
+        for (size_t first = 0; first < spellings.size(); ++first) {
+          std::string text = "\"";
+          for (int i = 0; i < count; ++i)
+            text += spellings[(first + static_cast<size_t>(i * i)) % spellings.size()];
+          ASSERT_EQ(AllowsTokens(**grammar, text + "\"", false), count >= min && count <= max)
+              << min << max << text;
+        }
+      }
+    }
+  }
+}
+
 TEST(SchemaTable, GreatLengthsAreCountedAndHaveANamedLimit) {
   for (const int64_t length : {10, 1000, 100000, 10000000}) {
     const auto schema = fmt::format(R"({{"type":"string","maxLength":{}}})", length);
@@ -98,6 +121,7 @@ TEST(SchemaTable, GreatLengthsAreCountedAndHaveANamedLimit) {
     const std::string fits(static_cast<size_t>(length), 'a');
     EXPECT_TRUE(Allows(**grammar, "\"" + fits + "\"")) << length;
     EXPECT_FALSE(Allows(**grammar, "\"" + fits + "a\"")) << length;
+    EXPECT_FALSE(Allows(**grammar, "\"" + fits + R"(\u0041")")) << length;
   }
   ExpectRefused(R"({"type":"string","maxLength":10000001})", Code::kResourceExhausted,
                 "#/maxLength", "10000000");
