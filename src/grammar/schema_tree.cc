@@ -905,7 +905,7 @@ class Converter {
     }
     // A great lower bound is counted by the library, character by character.
     NodeId characters = tree_->Repeat(character, min, kUnbounded);
-    if (min <= kMostCounted) tree_->Automaton(characters);
+    if (min <= 2 * kMostCounted) tree_->Automaton(characters);
     if (max != kUnbounded) {
       const RuleId rule = tree_->AddRule("a string");
       tree_->SetBody(rule, characters);
@@ -1516,9 +1516,6 @@ class Converter {
                          "the names of its properties are too long together to keep other "
                          "properties apart from them");
     }
-    const RuleId any_rest = tree_->AddRule(path);
-    tree_->SetBody(any_rest, tree_->Automaton(tree_->Repeat(JsonCharacters(Complement({}), tree_),
-                                                            0, kUnbounded)));
     std::vector<RuleId> rules;
     for (size_t i = 0; i < states.size(); ++i) rules.push_back(tree_->AddRule(path));
     for (size_t i = 0; i < states.size(); ++i) {
@@ -1529,8 +1526,10 @@ class Converter {
         choices.push_back(tree_->Sequence(
             {JsonCharacters({{code_point, code_point}}, tree_), tree_->Reference(rules[to])}));
       }
-      choices.push_back(
-          tree_->Sequence({JsonCharacters(Complement(used), tree_), tree_->Reference(any_rest)}));
+      // Another character, and then anything.
+      choices.push_back(tree_->Automaton(tree_->Sequence(
+          {JsonCharacters(Complement(used), tree_),
+           tree_->Repeat(JsonCharacters(Complement({}), tree_), 0, kUnbounded)})));
       if (!states[i].is_key) choices.push_back(tree_->Empty());
       tree_->SetBody(rules[i], tree_->Choice(std::move(choices)));
     }
