@@ -828,8 +828,23 @@ class Converter {
   // ---- White space ------------------------------------------------------------------------------
   NodeId Space() {
     if (options_.max_whitespace == 0) return tree_->Empty();
-    return tree_->Repeat(tree_->Class({{'\t', '\n'}, {'\r', '\r'}, {' ', ' '}}), 0,
-                         options_.max_whitespace);
+    // As alternatives: with a counted repetition here, the library reached states from which it
+    // allowed nothing (SchemaTable.RandomSchemasHaveNoDeadEndsAndYieldJson found them).
+    const auto space = [&] { return tree_->Class({{'\t', '\n'}, {'\r', '\r'}, {' ', ' '}}); };
+    if (options_.max_whitespace > 4) {
+      std::vector<NodeId> spaces;
+      for (int i = 0; i < options_.max_whitespace; ++i) {
+        spaces.push_back(tree_->Choice({tree_->Empty(), space()}));
+      }
+      return tree_->Sequence(std::move(spaces));
+    }
+    std::vector<NodeId> counts;
+    for (int count = 0; count <= options_.max_whitespace; ++count) {
+      std::vector<NodeId> spaces;
+      for (int i = 0; i < count; ++i) spaces.push_back(space());
+      counts.push_back(tree_->Sequence(std::move(spaces)));
+    }
+    return tree_->Choice(std::move(counts));
   }
   NodeId Comma() {
     return tree_->Sequence({Space(), tree_->Literal(","), Space()});
@@ -1527,9 +1542,9 @@ class Converter {
             {JsonCharacters({{code_point, code_point}}, tree_), tree_->Reference(rules[to])}));
       }
       // Another character, and then anything.
-      choices.push_back(tree_->Automaton(tree_->Sequence(
-          {JsonCharacters(Complement(used), tree_),
-           tree_->Repeat(JsonCharacters(Complement({}), tree_), 0, kUnbounded)})));
+      choices.push_back(tree_->Automaton(
+          tree_->Sequence({JsonCharacters(Complement(used), tree_),
+                           tree_->Repeat(JsonCharacters(Complement({}), tree_), 0, kUnbounded)})));
       if (!states[i].is_key) choices.push_back(tree_->Empty());
       tree_->SetBody(rules[i], tree_->Choice(std::move(choices)));
     }
