@@ -14,6 +14,22 @@ namespace {
 constexpr uint32_t kFirstSurrogate = 0xD800;
 constexpr uint32_t kLastSurrogate = 0xDFFF;
 
+// Parts whose UTF-8 has lead bytes of one kind: over wider ranges the library's automata of
+// patterns allow overlong forms too.
+CodePointSet SplitByLeadBytes(const CodePointSet& ranges) {
+  constexpr uint32_t kFirsts[] = {0,      0x80,    0x800,   0x1000,   0xD000,
+                                  0xE000, 0x10000, 0x40000, 0x100000, kLastCodePoint + 1};
+  CodePointSet parts;
+  for (const CodePointRange& range : ranges) {
+    for (size_t i = 0; i + 1 < std::size(kFirsts); ++i) {
+      const uint32_t first = std::max(range.first, kFirsts[i]);
+      const uint32_t last = std::min(range.last, kFirsts[i + 1] - 1);
+      if (first <= last) parts.push_back({first, last});
+    }
+  }
+  return parts;
+}
+
 bool IsAlphanumeric(uint32_t code_point) {
   return (code_point >= '0' && code_point <= '9') || (code_point >= 'A' && code_point <= 'Z') ||
          (code_point >= 'a' && code_point <= 'z');
@@ -561,11 +577,11 @@ void GrammarTree::PrintAutomaton(NodeId id, std::string* out) const {
 }
 
 void GrammarTree::PrintPattern(NodeId id, std::string* out) const {
-  const auto append = [&](uint32_t code_point) {
+  const auto append = [](uint32_t code_point, std::string* to) {
     if (IsAlphanumeric(code_point)) {
-      out->push_back(static_cast<char>(code_point));
+      to->push_back(static_cast<char>(code_point));
     } else {
-      *out += fmt::format("\\u{{{:X}}}", code_point);
+      *to += fmt::format("\\u{{{:X}}}", code_point);
     }
   };
   const Node& node = nodes_[id];
@@ -577,21 +593,29 @@ void GrammarTree::PrintPattern(NodeId id, std::string* out) const {
       while (offset < node.text.size()) {
         const int64_t code_point = NextCodePoint(node.text, &offset);
         DI_CHECK(code_point >= 0);
-        append(static_cast<uint32_t>(code_point));
+        append(static_cast<uint32_t>(code_point), out);
       }
       break;
     }
-    case Kind::kClass:
-      *out += '[';
-      for (const CodePointRange& range : node.ranges) {
-        append(range.first);
+    case Kind::kClass: {
+      // The ranges of ASCII together, each of the others by itself: the library joins neighbours.
+      std::string ascii;
+      std::string others;
+      for (const CodePointRange& range : SplitByLeadBytes(node.ranges)) {
+        std::string* to = range.last < 0x80 ? &ascii : &others;
+        if (to == &others) others += "|[";
+        append(range.first, to);
         if (range.last != range.first) {
-          *out += '-';
-          append(range.last);
+          *to += '-';
+          append(range.last, to);
         }
+        if (to == &others) others += ']';
       }
-      *out += ']';
+      *out += "(?:";
+      if (!ascii.empty()) *out += "[" + ascii + "]";
+      *out += others.substr(ascii.empty() && !others.empty() ? 1 : 0) + ")";
       break;
+    }
     case Kind::kSequence:
       for (const NodeId child : node.children) PrintPattern(child, out);
       break;

@@ -89,6 +89,12 @@ TEST(SchemaTable, LengthsCountCharactersInAnySpelling) {
   ExpectRefused(R"({"type":"string","maxLength":-1})", Code::kInvalidArgument, "#/maxLength");
 }
 
+TEST(SchemaTable, StringsAreUtf8) {
+  Check(R"({"type":"string"})", {"\"\xE0\xA4\x85\"", "\"\xF0\x90\x80\x80\"", "\"\xED\x9F\xBF\""},
+        {"\"\xE0\x99\xA1\"", "\"\xF0\x8F\xAC\xAC\"", "\"\xC1\x81\"", "\"\xED\xA0\x80\"",
+         "\"\xF4\x90\x80\x80\"", "\"\x80\"", "\"\xE4\xB8\""});
+}
+
 // Every count around the bounds, in plain characters and in escapes of each kind.
 TEST(SchemaTable, SmallLengthsAreExactInEverySpelling) {
   const std::vector<std::string> spellings = {"a", "\\n", "\\u0041", "\\ud83d\\ude00",
