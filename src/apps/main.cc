@@ -641,6 +641,18 @@ void AddBenchCommand(CLI::App& app, int& status) {
   host_command->add_option("--json", host->json, "Write the results to this file")
       ->check(FileName());
   host_command->callback([host, &status] { status = RunBenchHost(*host); });
+  auto grammar = std::make_shared<BenchGrammarOptions>();
+  CLI::App* grammar_command = command->add_subcommand(
+      "grammar", "Time the compilation of schemas and the masks along documents");
+  grammar_command->add_option("--tokenizer", grammar->tokenizer, "The file tokenizer.json")
+      ->required();
+  grammar_command->add_option("--schemas", grammar->schemas, "Schemas and documents, JSON lines")
+      ->capture_default_str();
+  grammar_command->add_option("--rounds", grammar->rounds, "Times that each document is followed")
+      ->check(CLI::Range(1, 1000))
+      ->capture_default_str();
+  grammar_command->add_option("--json", grammar->json, "Write the results to this file");
+  grammar_command->callback([grammar, &status] { status = RunBenchGrammar(*grammar); });
 }
 
 void AddSelfcheckCommand(CLI::App& app, int& status) {

@@ -15,9 +15,29 @@ namespace {
 constexpr uint32_t kFirstSurrogate = 0xD800;
 constexpr uint32_t kLastSurrogate = 0xDFFF;
 
+// Parts whose UTF-8 has lead bytes of one kind: over wider ranges the library's automata of
+// patterns allow overlong forms too.
+CodePointSet SplitByLeadBytes(const CodePointSet& ranges) {
+  constexpr uint32_t kFirsts[] = {0,      0x80,    0x800,   0x1000,   0xD000,
+                                  0xE000, 0x10000, 0x40000, 0x100000, kLastCodePoint + 1};
+  CodePointSet parts;
+  for (const CodePointRange& range : ranges) {
+    for (size_t i = 0; i + 1 < std::size(kFirsts); ++i) {
+      const uint32_t first = std::max(range.first, kFirsts[i]);
+      const uint32_t last = std::min(range.last, kFirsts[i + 1] - 1);
+      if (first <= last) parts.push_back({first, last});
+    }
+  }
+  return parts;
+}
+
+bool IsAlphanumeric(uint32_t code_point) {
+  return (code_point >= '0' && code_point <= '9') || (code_point >= 'A' && code_point <= 'Z') ||
+         (code_point >= 'a' && code_point <= 'z');
+}
+
 void AppendEscaped(uint32_t code_point, std::string* out) {
-  if ((code_point >= '0' && code_point <= '9') || (code_point >= 'A' && code_point <= 'Z') ||
-      (code_point >= 'a' && code_point <= 'z')) {
+  if (IsAlphanumeric(code_point)) {
     out->push_back(static_cast<char>(code_point));
   } else {
     *out += fmt::format("\\U{:08X}", code_point);
@@ -270,6 +290,11 @@ const CodePointSet* GrammarTree::OnlyClassOf(NodeId id) const {
   return child.kind == Kind::kClass ? &child.ranges : nullptr;
 }
 
+GrammarTree::NodeId GrammarTree::Automaton(NodeId node) {
+  nodes_[node].automaton = true;
+  return node;
+}
+
 GrammarTree::RuleId GrammarTree::AddRule(std::string name) {
   rules_.push_back({std::move(name), -1});
   return static_cast<RuleId>(rules_.size()) - 1;
@@ -277,6 +302,10 @@ GrammarTree::RuleId GrammarTree::AddRule(std::string name) {
 
 void GrammarTree::SetBody(RuleId rule, NodeId body) {
   rules_[rule].body = body;
+}
+
+void GrammarTree::SetMaxCharacters(RuleId rule, int64_t max_characters) {
+  rules_[rule].max_characters = max_characters;
 }
 
 void GrammarTree::Propagate(Property property, std::vector<bool>* nodes,
@@ -516,8 +545,96 @@ std::string GrammarTree::RuleName(RuleId rule) const {
   return rule == 0 ? "root" : fmt::format("r{}", rule);
 }
 
+// Written with quantified groups as rules of their own, each character of a string would be a
+// place where the library must look at the surroundings, for most of the vocabulary.
+void GrammarTree::PrintAutomaton(NodeId id, std::string* out) const {
+  std::string pattern;
+  PrintPattern(id, &pattern);
+  *out += "Regex(\"";
+  for (const char c : pattern) {
+    if (c == '"' || c == '\\') *out += '\\';
+    *out += c;
+  }
+  *out += "\")";
+}
+
+void GrammarTree::PrintPattern(NodeId id, std::string* out) const {
+  const auto append = [](uint32_t code_point, std::string* to) {
+    if (IsAlphanumeric(code_point)) {
+      to->push_back(static_cast<char>(code_point));
+    } else {
+      *to += fmt::format("\\u{{{:X}}}", code_point);
+    }
+  };
+  const Node& node = nodes_[id];
+  switch (node.kind) {
+    case Kind::kEmpty:
+      break;
+    case Kind::kLiteral: {
+      size_t offset = 0;
+      while (offset < node.text.size()) {
+        const int64_t code_point = NextCodePoint(node.text, &offset);
+        DI_CHECK(code_point >= 0);
+        append(static_cast<uint32_t>(code_point), out);
+      }
+      break;
+    }
+    case Kind::kClass: {
+      // The ranges of ASCII together, each of the others by itself: the library joins neighbours.
+      std::string ascii;
+      std::string others;
+      for (const CodePointRange& range : SplitByLeadBytes(node.ranges)) {
+        std::string* to = range.last < 0x80 ? &ascii : &others;
+        if (to == &others) others += "|[";
+        append(range.first, to);
+        if (range.last != range.first) {
+          *to += '-';
+          append(range.last, to);
+        }
+        if (to == &others) others += ']';
+      }
+      *out += "(?:";
+      if (!ascii.empty()) *out += "[" + ascii + "]";
+      *out += others.substr(ascii.empty() && !others.empty() ? 1 : 0) + ")";
+      break;
+    }
+    case Kind::kSequence:
+      for (const NodeId child : node.children) PrintPattern(child, out);
+      break;
+    case Kind::kChoice: {
+      std::string choices;
+      for (const NodeId child : node.children) {
+        if (!can_end_[child]) continue;
+        if (!choices.empty()) choices += '|';
+        PrintPattern(child, &choices);
+      }
+      *out += "(?:" + choices + ")";
+      break;
+    }
+    case Kind::kRepeat: {
+      if (!can_end_[node.children[0]]) break;
+      // Written out with alternatives: the library's "(x{2,3})?" matches one x, and its "(ax*)?"
+      // matches anything.
+      std::string inner;
+      PrintPattern(node.children[0], &inner);
+      inner = "(?:" + inner + ")";
+      for (int64_t i = 0; i < node.min; ++i) *out += inner;
+      if (node.max == kUnbounded) *out += inner + "*";
+      for (int64_t i = node.min; i < node.max; ++i) *out += "(?:" + inner;
+      for (int64_t i = node.min; i < node.max; ++i) *out += "|)";
+      break;
+    }
+    case Kind::kReference:
+      DI_CHECK(false);
+  }
+}
+
 void GrammarTree::Print(NodeId id, std::string* out) const {
   const Node& node = nodes_[id];
+  if (node.automaton) {
+    PrintAutomaton(id, out);
+    return;
+  }
   switch (node.kind) {
     case Kind::kEmpty:
       *out += "\"\"";
@@ -585,7 +702,11 @@ std::string GrammarTree::ToEbnf() const {
   std::string out;
   for (size_t rule = 0; rule < rules_.size(); ++rule) {
     if (!reachable_[rule]) continue;
-    out += RuleName(static_cast<RuleId>(rule)) + " ::= ";
+    out += RuleName(static_cast<RuleId>(rule));
+    if (rules_[rule].max_characters >= 0) {
+      out += fmt::format("[max_chars={}]", rules_[rule].max_characters);
+    }
+    out += " ::= ";
     Print(rules_[rule].body, &out);
     out += '\n';
   }

@@ -50,6 +50,11 @@ class GrammarTree {
   NodeId Choice(std::vector<NodeId> children);  // without children: matches nothing
   NodeId Repeat(NodeId child, int64_t min, int64_t max);
   NodeId Reference(RuleId rule);
+  // Makes one automaton of the node, which is to have no references and no great repetition below
+  // it: the library's masks inside it need no look at the surroundings. Only for shapes that the
+  // tests of this module compare in all their texts: the library's automata of patterns in general
+  // are not always right.
+  NodeId Automaton(NodeId node);
 
   // Characters of a text that the node matches, at least and at most (kUnbounded: no limit).
   // Without references.
@@ -65,6 +70,8 @@ class GrammarTree {
   // for error messages only.
   RuleId AddRule(std::string name);
   void SetBody(RuleId rule, NodeId body);
+  // The rule's text has at most this many characters, or ends where it may end next behind them.
+  void SetMaxCharacters(RuleId rule, int64_t max_characters);
   bool full() const {
     return static_cast<int64_t>(nodes_.size()) >= kMaxNodes;
   }
@@ -92,6 +99,7 @@ class GrammarTree {
     int64_t min = 0;
     int64_t max = 0;
     RuleId rule = -1;
+    bool automaton = false;
     std::string text;
     CodePointSet ranges;
     std::vector<NodeId> children;
@@ -99,6 +107,7 @@ class GrammarTree {
   struct Rule {
     std::string name;
     NodeId body = -1;
+    int64_t max_characters = -1;  // -1: any number
   };
 
   NodeId Add(Node node);
@@ -109,6 +118,8 @@ class GrammarTree {
   void FindReachable();
   Status CheckRecursion(const std::vector<bool>& can_be_empty) const;
   void Print(NodeId id, std::string* out) const;
+  void PrintAutomaton(NodeId id, std::string* out) const;
+  void PrintPattern(NodeId id, std::string* out) const;
   std::string RuleName(RuleId rule) const;
 
   std::vector<Node> nodes_;

@@ -69,7 +69,7 @@ class Parser {
     return use_ == PatternUse::kInsideJsonString ? JsonCharacters(set, tree_) : tree_->Class(set);
   }
   NodeId AnyText() {
-    return tree_->Repeat(Characters(Complement({})), 0, GrammarTree::kUnbounded);
+    return tree_->Automaton(tree_->Repeat(Characters(Complement({})), 0, GrammarTree::kUnbounded));
   }
 
   // One alternative outside of all groups, where anchors have their place.

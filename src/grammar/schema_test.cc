@@ -6,6 +6,7 @@
 #include <string_view>
 #include <vector>
 
+#include "base/json_value.h"
 #include "grammar/grammar_test_util.h"
 
 namespace deepinfer {
@@ -88,6 +89,35 @@ TEST(SchemaTable, LengthsCountCharactersInAnySpelling) {
   ExpectRefused(R"({"type":"string","maxLength":-1})", Code::kInvalidArgument, "#/maxLength");
 }
 
+TEST(SchemaTable, StringsAreUtf8) {
+  Check(R"({"type":"string"})", {"\"\xE0\xA4\x85\"", "\"\xF0\x90\x80\x80\"", "\"\xED\x9F\xBF\""},
+        {"\"\xE0\x99\xA1\"", "\"\xF0\x8F\xAC\xAC\"", "\"\xC1\x81\"", "\"\xED\xA0\x80\"",
+         "\"\xF4\x90\x80\x80\"", "\"\x80\"", "\"\xE4\xB8\""});
+}
+
+// Every count around the bounds, in plain characters and in escapes of each kind.
+TEST(SchemaTable, SmallLengthsAreExactInEverySpelling) {
+  const std::vector<std::string> spellings = {"a", "\\n", "\\u0041", "\\ud83d\\ude00",
+                                              "\xF0\x9F\x98\x80"};
+  for (int min = 0; min <= 16; min += 4) {
+    for (int max = min; max <= 16; max += 5) {
+      const auto grammar = CompileText(
+          GrammarSpec::Kind::kJsonSchema,
+          fmt::format(R"({{"type":"string","minLength":{},"maxLength":{}}})", min, max));
+      ASSERT_TRUE(grammar.has_value()) << grammar.error().message;
+      for (int count = 0; count <= 18; ++count) {
+        for (size_t first = 0; first < spellings.size(); ++first) {
+          std::string text = "\"";
+          for (int i = 0; i < count; ++i)
+            text += spellings[(first + static_cast<size_t>(i * i)) % spellings.size()];
+          ASSERT_EQ(AllowsTokens(**grammar, text + "\"", false), count >= min && count <= max)
+              << min << max << text;
+        }
+      }
+    }
+  }
+}
+
 TEST(SchemaTable, GreatLengthsAreCountedAndHaveANamedLimit) {
   for (const int64_t length : {10, 1000, 100000, 10000000}) {
     const auto schema = fmt::format(R"({{"type":"string","maxLength":{}}})", length);
@@ -98,6 +128,7 @@ TEST(SchemaTable, GreatLengthsAreCountedAndHaveANamedLimit) {
     const std::string fits(static_cast<size_t>(length), 'a');
     EXPECT_TRUE(Allows(**grammar, "\"" + fits + "\"")) << length;
     EXPECT_FALSE(Allows(**grammar, "\"" + fits + "a\"")) << length;
+    EXPECT_FALSE(Allows(**grammar, "\"" + fits + R"(\u0041")")) << length;
   }
   ExpectRefused(R"({"type":"string","maxLength":10000001})", Code::kResourceExhausted,
                 "#/maxLength", "10000000");
@@ -413,6 +444,74 @@ TEST(SchemaTable, WhiteSpaceBetweenTokensIsBounded) {
   Check(kSchema, {R"({"a":[]})", R"({"a":[1,2]})"}, {R"({"a": []})", R"({"a":[1, 2]})"}, 0);
   Check(kSchema, {"{\n    \"a\": [\n        1\n    ]\n}"}, {}, 9);
   ExpectRefused("{", Code::kInvalidArgument, "");
+}
+
+// A schema of random keywords, at most `depth` levels deep.
+std::string RandomSchema(uint64_t* state, int depth) {
+  const auto draw = [&](uint64_t count) {
+    *state = *state * 6364136223846793005u + 1442695040888963407u;
+    return (*state >> 33) % count;
+  };
+  const auto inner = [&] { return RandomSchema(state, depth - 1); };
+  switch (draw(depth > 0 ? 11 : 6)) {
+    case 0:
+      return R"({"type":"boolean"})";
+    case 1:
+      return fmt::format(R"({{"type":"integer","minimum":-{},"maximum":{}}})", draw(99), draw(300));
+    case 2:
+      return fmt::format(R"({{"type":"string","minLength":{},"maxLength":{}}})", draw(3),
+                         3 + draw(5));
+    case 3:
+      return R"({"enum":["a","b c",null,12,{"x":[1]}]})";
+    case 4:
+      return R"({"type":"string","pattern":"^[a-c]{1,3}(x|y)?$"})";
+    case 5:
+      return fmt::format(R"({{"type":"number","exclusiveMinimum":{}.5,"maximum":{}}})", draw(5),
+                         6 + draw(9));
+    case 6:
+      return fmt::format(R"({{"type":"array","items":{},"minItems":{},"maxItems":{}}})", inner(),
+                         draw(2), 1 + draw(3));
+    case 7:
+      return fmt::format(R"({{"anyOf":[{},{}]}})", inner(), inner());
+    case 8:
+      return fmt::format(
+          R"({{"type":"object","properties":{{"a":{},"bb":{}}},"required":["a"],"additionalProperties":{}}})",
+          inner(), inner(), draw(2) == 0 ? "false" : inner());
+    case 9:
+      return fmt::format(R"({{"properties":{{"k":{},"l":{},"m":{}}},"minProperties":{}}})", inner(),
+                         inner(), inner(), 1 + draw(2));
+    default:
+      return fmt::format(R"({{"prefixItems":[{}],"items":{},"maxItems":4}})", inner(), inner());
+  }
+}
+
+// Whatever is drawn, a token can follow until the text is complete, and the text is JSON.
+RC_GTEST_PROP(SchemaTable, RandomSchemasHaveNoDeadEndsAndYieldJson, ()) {
+  uint64_t state = *rc::gen::arbitrary<uint32_t>();
+  const std::string schema = RandomSchema(&state, 3);
+  const auto grammar = CompileText(GrammarSpec::Kind::kJsonSchema, schema);
+  if (!grammar.has_value()) RC_FAIL(schema + grammar.error().message);
+  const GrammarVocabulary vocabulary = TestVocabulary();
+  const auto matcher = (*grammar)->NewMatcher(0);
+  std::vector<uint32_t> mask = NewMask();
+  std::string text;
+  for (int step = 0; step < 400; ++step) {
+    if (matcher->FillMask(mask) != TokenConstraint::Verdict::kMasked) RC_FAIL(schema + text);
+    if (MaskHas(mask, kEndId)) break;
+    std::vector<int32_t> allowed;
+    for (int32_t id = 0; id < kTestVocabulary; ++id) {
+      if (MaskHas(mask, id)) allowed.push_back(id);
+    }
+    state = state * 6364136223846793005u + 1442695040888963407u;
+    int32_t id = allowed[(state >> 33) % allowed.size()];
+    // What closes something comes first when the text is long already.
+    for (const int32_t close : {int32_t{'}'}, int32_t{']'}, int32_t{'"'}}) {
+      if (step > 60 && MaskHas(mask, close)) id = close;
+    }
+    RC_ASSERT(matcher->Accept(id).has_value());
+    text += vocabulary.token_bytes[static_cast<size_t>(id)];
+  }
+  if (MaskHas(mask, kEndId) && !JsonValue::Parse(text).has_value()) RC_FAIL(schema + text);
 }
 
 }  // namespace

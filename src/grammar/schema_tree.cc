@@ -32,6 +32,7 @@ constexpr int64_t kMaxRules = 50'000;
 constexpr int kMaxMerges = 64;  // references and "allOf" branches met at one place
 constexpr size_t kMaxMergedProperties = 2'000;
 constexpr size_t kMaxKeywords = 1'000;  // of one schema
+constexpr int64_t kMostCounted = 16;
 constexpr int64_t kMaxDivisor = 200;
 constexpr int64_t kMaxListedMultiples = 2'000;
 constexpr int64_t kMaxCountedStates = 4'000;
@@ -168,7 +169,7 @@ std::optional<std::string_view> FormatPattern(std::string_view format) {
 #define DI_TIME                                               \
   "(([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\\.[0-9]{1,9})?" \
   "(Z|[+-]([01][0-9]|2[0-3]):[0-5][0-9]))"
-#define DI_LABEL "[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
+#define DI_LABEL "[A-Za-z0-9]+(-[A-Za-z0-9]+)*"
 #define DI_OCTET "(25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
 #define DI_H16 "[0-9A-Fa-f]{1,4}"
 #define DI_DAYS                              \
@@ -181,15 +182,14 @@ std::optional<std::string_view> FormatPattern(std::string_view format) {
       {"date", "^" DI_DATE "$"},
       {"time", "^" DI_TIME "$"},
       {"date-time", "^" DI_DATE "T" DI_TIME "$"},
-      {"email",
-       "^[A-Za-z0-9_+-]{1,32}(\\.[A-Za-z0-9_+-]{1,32})?@" DI_LABEL "(\\." DI_LABEL "){1,3}$"},
-      {"hostname", "^" DI_LABEL "(\\." DI_LABEL "){0,3}$"},
+      {"email", "^[A-Za-z0-9_+-]+(\\.[A-Za-z0-9_+-]+)*@" DI_LABEL "(\\." DI_LABEL ")+$"},
+      {"hostname", "^" DI_LABEL "(\\." DI_LABEL ")*$"},
       {"ipv4", "^(" DI_OCTET "\\.){3}" DI_OCTET "$"},
       {"ipv6", "^((" DI_H16 ":){7}" DI_H16 "|(" DI_H16 ":){1,6}:|::(" DI_H16 ":){0,5}" DI_H16
                "|(" DI_H16 ":){1,3}(:" DI_H16 "){1,3})$"},
       {"uuid", "^[0-9A-Fa-f]{8}(-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}$"},
-      {"uri", "^[A-Za-z][A-Za-z0-9+.-]{0,15}://" DI_LABEL "(\\." DI_LABEL
-              "){0,5}(:[0-9]{1,5})?(/[A-Za-z0-9._~!$&'()*+,;=:@-]*)*"
+      {"uri", "^[A-Za-z][A-Za-z0-9+.-]*://" DI_LABEL "(\\." DI_LABEL
+              ")*(:[0-9]{1,5})?(/[A-Za-z0-9._~!$&'()*+,;=:@-]*)*"
               "(\\?[A-Za-z0-9._~!$&'()*+,;=:@/?-]*)?(#[A-Za-z0-9._~!$&'()*+,;=:@/?-]*)?$"},
       {"duration", "^P([0-9]{1,6}W|" DI_DAYS "(" DI_HOURS ")?|" DI_HOURS ")$"},
       {"json-pointer", "^(/([^~/]|~[01])*)*$"},
@@ -828,8 +828,23 @@ class Converter {
   // ---- White space ------------------------------------------------------------------------------
   NodeId Space() {
     if (options_.max_whitespace == 0) return tree_->Empty();
-    return tree_->Repeat(tree_->Class({{'\t', '\n'}, {'\r', '\r'}, {' ', ' '}}), 0,
-                         options_.max_whitespace);
+    // As alternatives: with a counted repetition here, the library reached states from which it
+    // allowed nothing (SchemaTable.RandomSchemasHaveNoDeadEndsAndYieldJson found them).
+    const auto space = [&] { return tree_->Class({{'\t', '\n'}, {'\r', '\r'}, {' ', ' '}}); };
+    if (options_.max_whitespace > 4) {
+      std::vector<NodeId> spaces;
+      for (int i = 0; i < options_.max_whitespace; ++i) {
+        spaces.push_back(tree_->Choice({tree_->Empty(), space()}));
+      }
+      return tree_->Sequence(std::move(spaces));
+    }
+    std::vector<NodeId> counts;
+    for (int count = 0; count <= options_.max_whitespace; ++count) {
+      std::vector<NodeId> spaces;
+      for (int i = 0; i < count; ++i) spaces.push_back(space());
+      counts.push_back(tree_->Sequence(std::move(spaces)));
+    }
+    return tree_->Choice(std::move(counts));
   }
   NodeId Comma() {
     return tree_->Sequence({Space(), tree_->Literal(","), Space()});
@@ -895,9 +910,24 @@ class Converter {
     return tree_->Choice({plain, escape});
   }
 
+  // Up to kMostCounted characters are counted one by one, in states of an automaton. A greater
+  // upper bound is a budget of characters as they are written, of which an escape has several: it
+  // never lets a string be too long, and cuts it early only by its escapes.
   NodeId JsonString(NodeId character, int64_t min, int64_t max) {
-    return tree_->Sequence(
-        {tree_->Literal("\""), tree_->Repeat(character, min, max), tree_->Literal("\"")});
+    if (std::max(min, max) <= kMostCounted) {
+      return tree_->Automaton(tree_->Sequence(
+          {tree_->Literal("\""), tree_->Repeat(character, min, max), tree_->Literal("\"")}));
+    }
+    // A great lower bound is counted by the library, character by character.
+    NodeId characters = tree_->Repeat(character, min, kUnbounded);
+    if (min <= 2 * kMostCounted) tree_->Automaton(characters);
+    if (max != kUnbounded) {
+      const RuleId rule = tree_->AddRule("a string");
+      tree_->SetBody(rule, characters);
+      tree_->SetMaxCharacters(rule, max);
+      characters = tree_->Reference(rule);
+    }
+    return tree_->Sequence({tree_->Literal("\""), characters, tree_->Literal("\"")});
   }
 
   Result<int64_t> CountOf(const JsonValue& schema, std::string_view key, int64_t fallback,
@@ -1501,8 +1531,6 @@ class Converter {
                          "the names of its properties are too long together to keep other "
                          "properties apart from them");
     }
-    const RuleId any_rest = tree_->AddRule(path);
-    tree_->SetBody(any_rest, tree_->Repeat(JsonCharacters(Complement({}), tree_), 0, kUnbounded));
     std::vector<RuleId> rules;
     for (size_t i = 0; i < states.size(); ++i) rules.push_back(tree_->AddRule(path));
     for (size_t i = 0; i < states.size(); ++i) {
@@ -1513,8 +1541,10 @@ class Converter {
         choices.push_back(tree_->Sequence(
             {JsonCharacters({{code_point, code_point}}, tree_), tree_->Reference(rules[to])}));
       }
-      choices.push_back(
-          tree_->Sequence({JsonCharacters(Complement(used), tree_), tree_->Reference(any_rest)}));
+      // Another character, and then anything.
+      choices.push_back(tree_->Automaton(
+          tree_->Sequence({JsonCharacters(Complement(used), tree_),
+                           tree_->Repeat(JsonCharacters(Complement({}), tree_), 0, kUnbounded)})));
       if (!states[i].is_key) choices.push_back(tree_->Empty());
       tree_->SetBody(rules[i], tree_->Choice(std::move(choices)));
     }
