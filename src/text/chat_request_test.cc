@@ -86,7 +86,8 @@ void ExpectPromptAsRecorded(const JsonValue& recorded, const Chat& chat) {
         JsonValue::Array{static_cast<int64_t>(range.begin), static_cast<int64_t>(range.end)});
   }
   EXPECT_EQ(JsonValue(specials), *recorded.Find("special"));
-  for (const auto& [key, value] : *ParserJson(prompt->parser).if_object())
+  const JsonValue parser = ParserJson(prompt->parser);
+  for (const auto& [key, value] : *parser.if_object())
     EXPECT_EQ(value, *recorded.Find("parser")->Find(key)) << key;
   EXPECT_EQ(prompt->images.size(), NumImages(chat));
   if (const JsonValue* ids = recorded.Find("ids");
