@@ -35,13 +35,10 @@ class CallReader {
   bool cut_ = false;
 };
 
-// The vendor's streaming machine: arguments are passed on as they come, right or wrong.
-// `by_origin`: only bytes of special tokens are the marker.
-std::unique_ptr<CallReader> MakeToolkitCallReader(bool by_origin);
-
 // Repairs what can be repaired, and passes on whole calls only. `by_origin`: only bytes of special
-// tokens are a marker. `after_marker`: the text begins directly behind "<｜DSML｜"; otherwise
-// between two calls of a block.
+// tokens are a marker; without, a call whose headers are not of the described form is read as
+// text/toolkit_calls.h reads it. `after_marker`: the text begins directly behind "<｜DSML｜";
+// otherwise between two calls of a block.
 std::unique_ptr<CallReader> MakeRecommendedCallReader(bool by_origin, bool after_marker);
 
 }  // namespace deepinfer

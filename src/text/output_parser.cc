@@ -9,6 +9,7 @@
 #include "text/call_reader.h"
 #include "text/event_sink.h"
 #include "text/marker_matcher.h"
+#include "text/toolkit_calls.h"
 
 namespace deepinfer {
 namespace {
@@ -236,8 +237,11 @@ struct OutputParser::Impl {
 
   void BeginCalls(bool after_marker) {
     Enter(Section::kCalls, false);
-    calls = options.policy == Policy::kToolkit ? MakeToolkitCallReader(by_origin)
-                                               : MakeRecommendedCallReader(by_origin, after_marker);
+    if (options.policy == Policy::kToolkit) {
+      calls = std::make_unique<ToolkitCallReader>(by_origin);
+    } else {
+      calls = MakeRecommendedCallReader(by_origin, after_marker);
+    }
   }
 
   void Feed(std::string_view text, bool special, EventSink* sink) {

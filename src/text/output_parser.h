@@ -30,8 +30,10 @@ struct OutputParserOptions {
   };
   // How markup that is not quite right is read.
   enum class Policy : uint8_t {
-    kRecommended,  // repaired where that is safe; a call is reported when it is complete
-    kToolkit,      // exactly as the vendor's toolkit: its streaming machine
+    // Repaired where that is safe; a call is reported when it is complete. Of bytes, a call whose
+    // headers are not of the described form is read as by the other policy.
+    kRecommended,
+    kToolkit,  // exactly as the vendor's toolkit: its streaming machine
   };
   Start start = Start::kContent;
   bool tools = false;             // calls are looked for; off: markup is text

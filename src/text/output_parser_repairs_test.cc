@@ -223,42 +223,60 @@ TEST(OutputParserRepairsTest, WhatIsNotClosedIsClosedByWhatFollows) {
             (Calls{{"f", R"({"a": "1\n"})"}, {"g", "{}"}}));
 }
 
-TEST(OutputParserRepairsTest, HeadersAreReadAsTheyAreMeant) {
+// Headers that are not of the described form, and what the vendor makes of a call with them.
+TEST(OutputParserRepairsTest, InTextACallWithAnOddHeaderIsReadAsTheVendorReadsIt) {
   const auto with_header = [](const std::string& header) {
-    return ArgumentsIn("\n<@ parameter" + header + "v</@ parameter>\n");
+    return CallsIn("<@ invoke name=\"f\">\n<@ parameter" + header +
+                   "v</@ parameter>\n</@ invoke>\n");
   };
-  EXPECT_EQ(with_header(R"( name="two words" string="true">)"), R"({"two words": "v"})");
-  EXPECT_EQ(with_header(R"( name="q"q" string="true">)"), R"({"q\"q": "v"})");
-  EXPECT_EQ(with_header(R"( name="a>b" string="true">)"), R"({"a>b": "v"})");
-  EXPECT_EQ(with_header(R"( name="a" type="x" string="true">)"), R"({"a": "v"})");
-  EXPECT_EQ(with_header(R"( type="x" name="a" string="true">)"), R"({"a": "v"})");
-  EXPECT_EQ(with_header(R"( name="a" string="true" type="x">)"), R"({"a": "v"})");
-  EXPECT_EQ(with_header(R"(  name="a" string="true">)"), R"({"a": "v"})");
-  EXPECT_EQ(with_header(R"( name="a">)"), R"({"a": "v"})");
-  EXPECT_EQ(with_header(R"( name="a" string="maybe">)"), R"({"a": "v"})");
-  EXPECT_EQ(with_header(R"( name="a" string="true")"), R"({"a": "v"})");
-  EXPECT_EQ(with_header(R"( name="a>)"), R"({"a": "v"})");
-  // An attribute whose name merely ends like another is another.
-  EXPECT_EQ(with_header(R"( rename="b" name="a" string="true">)"), R"({"a": "v"})");
-  // Names of calls.
-  const auto name_in = [](const std::string& header) {
-    const Calls calls = CallsIn("<@ invoke" + header + "\n" + kA + "</@ invoke>");
-    return calls.size() == 1 && calls[0].second == R"({"a": "1"})" ? calls[0].first : "none";
+  const auto f = [](const std::string& arguments) { return Calls{{"f", arguments}}; };
+  EXPECT_EQ(with_header(R"( name="a>b" string="true">)"), f(R"({"a>b": "v"})"));  // as described
+  EXPECT_EQ(with_header(R"( name="two words" string="true">)"), f(R"({"two: "v"})"));
+  EXPECT_EQ(with_header(R"( name="q"q" string="true">)"), f(R"({"q"q": "v"})"));
+  EXPECT_EQ(with_header(R"( name="a\b" string="true">)"), f(R"({"a\b": "v"})"));
+  EXPECT_EQ(with_header(R"( name="a" type="x" string="true">)"), f(R"({"a": "v"})"));
+  EXPECT_EQ(with_header(R"( type="x" name="a" string="true">)"), f("{}"));
+  EXPECT_EQ(with_header(R"( name="a" string="true" type="x">)"), f(R"({"a": )"));
+  EXPECT_EQ(with_header(R"(  name="a" string="true">)"), f("{}"));
+  EXPECT_EQ(with_header(R"( name="a">)"), f(Markup(R"({"a">v</@: )")));
+  EXPECT_EQ(with_header(R"( name="a" string="maybe">)"), f(R"({"a": )"));
+  EXPECT_EQ(with_header(R"( name="a" string="true")"), f(R"({"a": )"));
+  const auto with_name = [](const std::string& header) {
+    return CallsIn("<@ invoke" + header + "\n" + kA + "</@ invoke>");
   };
-  EXPECT_EQ(name_in(R"( name="f g">)"), "f g");
-  EXPECT_EQ(name_in(R"( name="f" id="3">)"), "f");
-  EXPECT_EQ(name_in(R"( id="3" name="f">)"), "f");
-  EXPECT_EQ(name_in(R"( name="f>)"), "f");
-  EXPECT_EQ(name_in(R"( name="f")"), "f");
-  EXPECT_EQ(name_in(R"(  name="f">)"), "f");
-  EXPECT_EQ(name_in(R"( rename="g" name="f">)"), "f");
+  EXPECT_EQ(with_name(R"( name="">)"), (Calls{{"", R"({"a": "1"})"}}));
+  EXPECT_EQ(with_name(R"( name="f" id="3">)"), f(R"({"a": "1"})"));
+  EXPECT_EQ(with_name(R"(  name="f">)"), Calls());
+  EXPECT_EQ(with_name(R"( id="3" name="f">)"), Calls());
 }
 
-TEST(OutputParserRepairsTest, ACallWithoutNameIsNoCall) {
-  const Answer answer = ParseMarkup("<@ calls>\n<@ invoke name=\"\">\n" + std::string(kA) +
-                                    "</@ invoke>\n</@ calls>");
-  EXPECT_EQ(answer.calls, Calls());
-  EXPECT_EQ(answer.end, OutputEnd::kStop);
+TEST(OutputParserRepairsTest, WhatTheVendorReadsIsOneCallAndRepairsGoOnBehindIt) {
+  const std::string odd = "<@ invoke name=\"f\"><@ parameter name=\"b c\" string=\"true\">2";
+  // The first call is not closed, the second lacks the end of a parameter.
+  const std::string next =
+      "<@ invoke name=\"g\"><@ parameter name=\"a\" string=\"true\">1</@ invoke>";
+  EXPECT_EQ(CallsIn(odd + "</@ parameter></@ invoke>" + next),
+            (Calls{{"f", R"({"b: "2"})"}, {"g", R"({"a": "1"})"}}));
+  // What the vendor takes for the end of the call ends it: here, the second closing tag.
+  EXPECT_EQ(CallsIn("<@ invoke name=\"f\">" + std::string(kA) + "</@ parameter>" +
+                    "<@ parameter name=\"b c\" string=\"true\">2</@ parameter></@ invoke>" + next),
+            (Calls{{"f", R"({"a": "1"})"}, {"g", R"({"a": "1"})"}}));
+  // A block that ends in place of the call.
+  const Answer answer = ParseMarkup("<@ calls>" + odd + "</@ parameter></@ calls>" + next);
+  EXPECT_EQ(answer.calls, (Calls{{"f", R"({"b: "2"})"}}));
+}
+
+TEST(OutputParserRepairsTest, WhatTheVendorReadsIsReportedWholeOrNotAtAll) {
+  const std::string text = Markup(
+      "<@ calls>\n<@ invoke name=\"f\">\n<@ parameter name=\"b c\" string=\"true\">2</@ "
+      "parameter>\n</@ invoke>");
+  const size_t complete = text.size() - std::string_view(" invoke>").size();
+  const size_t begins = text.find("name=");
+  for (size_t size = 0; size <= text.size(); ++size) {
+    const Answer answer = Parse(Options(), text.substr(0, size), OutputEnd::kLength);
+    EXPECT_EQ(answer.calls, size >= complete ? Calls({{"f", R"({"b: "2"})"}}) : Calls()) << size;
+    EXPECT_EQ(answer.cut_call, size >= begins + 5 && size < complete) << size;
+  }
 }
 
 TEST(OutputParserRepairsTest, ValuesThatAreNoJsonAreStrings) {
@@ -480,6 +498,52 @@ TEST(OutputParserTokensTest, SpeltMarkersAreTextAndTokensAreMarkup) {
   EXPECT_EQ(nlohmann::json::parse(answer.calls[0].second), (nlohmann::json{{"a", value}}));
 }
 
+Calls CallsInIds(const std::string& inside) {
+  return ParseIds(Options(), Ids("<@ calls>\n" + inside + "</@ calls>")).calls;
+}
+
+TEST(OutputParserTokensTest, HeadersAreReadAsTheyAreMeant) {
+  DI_SKIP_WITHOUT_PUBLISHED_TOKENIZER();
+  const auto with_header = [](const std::string& header) {
+    const Calls calls = CallsInIds("<@ invoke name=\"f\">\n<@ parameter" + header +
+                                   "v</@ parameter>\n</@ invoke>\n");
+    return calls.size() == 1 && calls[0].first == "f" ? calls[0].second : "none";
+  };
+  EXPECT_EQ(with_header(R"( name="two words" string="true">)"), R"({"two words": "v"})");
+  EXPECT_EQ(with_header(R"( name="q"q" string="true">)"), R"({"q\"q": "v"})");
+  EXPECT_EQ(with_header(R"( name="a>b" string="true">)"), R"({"a>b": "v"})");
+  EXPECT_EQ(with_header(R"( name="a" type="x" string="true">)"), R"({"a": "v"})");
+  EXPECT_EQ(with_header(R"( type="x" name="a" string="true">)"), R"({"a": "v"})");
+  EXPECT_EQ(with_header(R"( name="a" string="true" type="x">)"), R"({"a": "v"})");
+  EXPECT_EQ(with_header(R"(  name="a" string="true">)"), R"({"a": "v"})");
+  EXPECT_EQ(with_header(R"( name="a">)"), R"({"a": "v"})");
+  EXPECT_EQ(with_header(R"( name="a" string="maybe">)"), R"({"a": "v"})");
+  EXPECT_EQ(with_header(R"( name="a" string="true")"), R"({"a": "v"})");
+  EXPECT_EQ(with_header(R"( name="a>)"), R"({"a": "v"})");
+  // An attribute whose name merely ends like another is another.
+  EXPECT_EQ(with_header(R"( rename="b" name="a" string="true">)"), R"({"a": "v"})");
+  // Names of calls.
+  const auto name_in = [](const std::string& header) {
+    const Calls calls = CallsInIds("<@ invoke" + header + "\n" + kA + "</@ invoke>");
+    return calls.size() == 1 && calls[0].second == R"({"a": "1"})" ? calls[0].first : "none";
+  };
+  EXPECT_EQ(name_in(R"( name="f g">)"), "f g");
+  EXPECT_EQ(name_in(R"( name="f" id="3">)"), "f");
+  EXPECT_EQ(name_in(R"( id="3" name="f">)"), "f");
+  EXPECT_EQ(name_in(R"( name="f>)"), "f");
+  EXPECT_EQ(name_in(R"( name="f")"), "f");
+  EXPECT_EQ(name_in(R"(  name="f">)"), "f");
+  EXPECT_EQ(name_in(R"( rename="g" name="f">)"), "f");
+}
+
+TEST(OutputParserTokensTest, ACallWithoutNameIsNoCall) {
+  DI_SKIP_WITHOUT_PUBLISHED_TOKENIZER();
+  const Answer answer = ParseIds(Options(), Ids("<@ calls>\n<@ invoke name=\"\">\n" +
+                                                std::string(kA) + "</@ invoke>\n</@ calls>"));
+  EXPECT_EQ(answer.calls, Calls());
+  EXPECT_EQ(answer.end, OutputEnd::kStop);
+}
+
 TEST(OutputParserTokensTest, StopStringsSeeTheSpellingOfTokens) {
   DI_SKIP_WITHOUT_PUBLISHED_TOKENIZER();
   OutputParserOptions options = Options();
@@ -563,7 +627,11 @@ const std::vector<std::string>& SoupParts() {
                                                  "</@ calls>",
                                                  "<@ invoke name=\"f\">\n",
                                                  "<@ parameter name=\"a\" string=\"true\">",
-                                                 "<@ parameter name=\"b\" string=\"false\">"};
+                                                 "<@ parameter name=\"b\" string=\"false\">",
+                                                 "<@ parameter name=\"b c\" string=\"true\">",
+                                                 "<@ parameter  name=\"b\" string=\"true\">",
+                                                 "<@ invoke name=\"\">",
+                                                 "invoke name=\""};
   return parts;
 }
 
@@ -587,7 +655,7 @@ std::vector<std::string> AnySoup() {
   return soup;
 }
 
-RC_GTEST_PROP(OutputParserSoupTest, CutsChangeNothingAndCallsAreWhole, ()) {
+RC_GTEST_PROP(OutputParserSoupTest, CutsChangeNothing, ()) {
   const OutputParserOptions options = AnyOptions();
   std::string text;
   for (const std::string& part : AnySoup()) text += Markup(part);
@@ -595,15 +663,51 @@ RC_GTEST_PROP(OutputParserSoupTest, CutsChangeNothingAndCallsAreWhole, ()) {
   const Answer whole = ParseInPieces(options, text, text.size() + 1, end);
   RC_ASSERT(ParseInPieces(options, text, 1, end) == whole);
   RC_ASSERT(ParseInPieces(options, text, *rc::gen::inRange<size_t>(2, 9), end) == whole);
-  if (options.policy == Policy::kToolkit) return;
-  for (const auto& [name, arguments] : whole.calls) {
-    RC_ASSERT(!name.empty());
-    // An object that the model wrote itself may be broken.
-    RC_ASSERT(IsJson(arguments) || text.find('{') != std::string::npos);
-  }
 }
 
-RC_GTEST_PROP(OutputParserSoupTest, TheMarkerTokenNeverLeaks, ()) {
+// Calls that need no repair, but may have any headers.
+RC_GTEST_PROP(OutputParserSoupTest, InTextThePoliciesDifferInRepairsOnly, ()) {
+  static const std::vector<std::string> kNames = {
+      " name=\"f\">", " name=\"\">",   " name=\"f g\" id=\"3\">\n", "  name=\"f\">",
+      " name=\"f>\n", " name=\"f\"\n", " id=\"3\" name=\"f\">",
+  };
+  static const std::vector<std::string> kHeaders = {
+      " name=\"K\" string=\"true\">",
+      " name=\"K\" string=\"true\">",
+      " name=\"K\" string=\"false\">",
+      "  name=\"K\" string=\"true\">",
+      " name=\"K x\" string=\"true\">",
+      " name=\"K\"x\" string=\"true\">",
+      " name=\"K\\x\" string=\"false\">",
+      " name=\"K\" string=\"maybe\">",
+      " name=\"K\">",
+      " name=\"K>",
+      " name=\"K\" string=\"true\"",
+      " name=\"K\" type=\"x\" string=\"true\">",
+      " name=\"K\" string=\"true\" type=\"x\">",
+      " type=\"x\" name=\"K\" string=\"true\">",
+      " string=\"true\" name=\"K\">",
+  };
+  std::string text = "<@ calls>\n";
+  const int num_calls = *rc::gen::inRange(1, 4);
+  for (int call = 0; call < num_calls; ++call) {
+    text += "<@ invoke" + *rc::gen::elementOf(kNames);
+    const int num_parameters = *rc::gen::inRange(0, 4);
+    for (int i = 0; i < num_parameters; ++i) {
+      std::string header = *rc::gen::elementOf(kHeaders);
+      header.replace(header.find('K'), 1, std::string(1, static_cast<char>('a' + i)));
+      text += "<@ parameter" + header + "1</@ parameter>\n";
+    }
+    text += "</@ invoke>\n";
+  }
+  text += "</@ calls>";
+  OutputParserOptions options = Options();
+  const Answer recommended = ParseInPieces(options, Markup(text), *rc::gen::inRange<size_t>(1, 99));
+  options.policy = Policy::kToolkit;
+  RC_ASSERT(recommended == ParseInPieces(options, Markup(text), text.size() * 9));
+}
+
+RC_GTEST_PROP(OutputParserSoupTest, TheMarkerTokenNeverLeaksAndCallsAreWhole, ()) {
   if (RenamedTokenizer() == nullptr) return;
   OutputParserOptions options = AnyOptions();
   options.tools = true;
@@ -613,6 +717,11 @@ RC_GTEST_PROP(OutputParserSoupTest, TheMarkerTokenNeverLeaks, ()) {
     if (!FindInvalidUtf8(part).has_value() && part != "｜") text += part;
   const Answer answer = ParseIds(options, Ids(text));
   RC_ASSERT((answer.content + answer.reasoning).find("DSML") == std::string::npos);
+  for (const auto& [name, arguments] : answer.calls) {
+    RC_ASSERT(!name.empty());
+    // An object that the model wrote itself may be broken.
+    RC_ASSERT(IsJson(arguments) || text.find('{') != std::string::npos);
+  }
 }
 
 TEST(OutputParserSoupTest, TimeIsLinearInWhateverInput) {
@@ -635,6 +744,9 @@ TEST(OutputParserSoupTest, TimeIsLinearInWhateverInput) {
       {call, Markup("<@ parameter name=\"a\">")},
       {call + Markup("<@ parameter name="), "\" a=\"b"},
       {call + Markup("<@ parameter name="), ">"},
+      {call, Markup("<@ parameter name=\"a b\" string=\"true\">1</@ parameter>")},
+      {call, Markup("</@ x><@ parameter name=\"a b\" string=\"true\"><@ invoke name=\"f\">")},
+      {Markup("<@ calls>"), Markup("<@ invoke name=\"\"></@ invoke>")},
       {value, "<"},
       {value, Markup("<@")},
       {value, Markup("@ parameter")},

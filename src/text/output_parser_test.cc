@@ -195,9 +195,9 @@ const char* NameOf(Policy policy) {
   return policy == Policy::kToolkit ? " toolkit" : " recommended";
 }
 
-// Recorded answers without an entry of their own for the recommended policy, which cannot follow
-// the vendor's result: the arguments would be no JSON, have parts of the markup in them, or lose a
-// value.
+// Recorded answers with headers that are not of the described form. As text they are read as the
+// vendor reads them; as ids under the recommended policy, as they are meant: the arguments would be
+// no JSON, have parts of the markup in them, or lose a value.
 std::optional<json> CallsOfOddMarkup(const Case& c) {
   if (c.recorded["kind"] != "odd_markup") return std::nullopt;
   const auto has = [&](const char* text) { return c.text.find(text) != std::string::npos; };
@@ -213,7 +213,7 @@ std::optional<json> CallsOfOddMarkup(const Case& c) {
   return std::nullopt;
 }
 
-json ExpectedOf(const Case& c, Policy policy) {
+json ExpectedOfIds(const Case& c, Policy policy) {
   json expected = Expected(c, policy);
   const std::optional<json> odd = CallsOfOddMarkup(c);
   if (policy == Policy::kRecommended && odd.has_value()) {
@@ -231,7 +231,7 @@ TEST(OutputParserTest, RecordedAnswersAreParsedAtOnceAndByteByByte) {
         c.options.policy = policy;
         const std::string where = c.id + NameOf(policy);
         const Parsed whole = Parse(c.options, c.text, c.finish);
-        ExpectMessage(whole.message, ExpectedOf(c, policy), where);
+        ExpectMessage(whole.message, Expected(c, policy), where);
         EXPECT_EQ(Parse(c.options, c.text, c.finish, EveryByte(c.text.size())).message,
                   whole.message)
             << where << " byte by byte";
@@ -292,7 +292,7 @@ TEST(OutputParserTest, RecordedTokensGiveTheRecordedMessages) {
     for (const Policy policy : {Policy::kToolkit, Policy::kRecommended}) {
       c.options.policy = policy;
       const Parsed parsed = ParseIds(c.options, *RenamedTokenizer(), ids, c.finish);
-      ExpectMessage(parsed.message, ExpectedOf(c, policy), c.id + NameOf(policy));
+      ExpectMessage(parsed.message, ExpectedOfIds(c, policy), c.id + NameOf(policy));
       if (policy == Policy::kRecommended) continue;
       for (size_t n = 1; n <= parsed.events.size(); ++n) {
         EXPECT_TRUE(IsPrefix(Said(tokens["toolkit"], n), Said(parsed, n))) << c.id << " " << n;
@@ -301,7 +301,7 @@ TEST(OutputParserTest, RecordedTokensGiveTheRecordedMessages) {
   }
 }
 
-TEST(OutputParserTest, EveryRecordedAnswerIsTheSameAsTokens) {
+TEST(OutputParserTest, RecordedAnswersAreTheSameAsTokensButForOddHeaders) {
   DI_SKIP_WITHOUT_PUBLISHED_TOKENIZER();
   for (const char* file : {"parse.jsonl", "worked_examples.jsonl"}) {
     for (Case& c : RecordedCases(file)) {
@@ -310,7 +310,7 @@ TEST(OutputParserTest, EveryRecordedAnswerIsTheSameAsTokens) {
       for (const Policy policy : {Policy::kToolkit, Policy::kRecommended}) {
         c.options.policy = policy;
         ExpectMessage(ParseIds(c.options, *RenamedTokenizer(), *ids, c.finish).message,
-                      ExpectedOf(c, policy), c.id + NameOf(policy));
+                      ExpectedOfIds(c, policy), c.id + NameOf(policy));
       }
     }
   }

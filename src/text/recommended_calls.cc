@@ -2,6 +2,10 @@
 // to a region (a header, a value, ...), and the tag that a marker makes ends or begins one. A call
 // is reported when it is closed, so its arguments are known in full and are valid JSON wherever the
 // model's own JSON is.
+//
+// Without ids, nothing tells markup from text that looks like it, and a header that is not of the
+// described form may be either. The call is then the vendor's to read: its bytes so far, and all up
+// to the end that the vendor's machine sees, go through that machine.
 #include <algorithm>
 #include <array>
 #include <optional>
@@ -14,6 +18,8 @@
 #include "text/call_reader.h"
 #include "text/json_text.h"
 #include "text/marker_matcher.h"
+#include "text/output_parser.h"
+#include "text/toolkit_calls.h"
 
 namespace deepinfer {
 namespace {
@@ -25,6 +31,7 @@ enum class Region : uint8_t {
   kBody,             // of a call, outside of parameters
   kParameterHeader,  // attributes of a parameter
   kValue,            // of a parameter
+  kVendorCall,       // all of a call that the vendor's machine reads
   kDone,             // behind the block: dropped
 };
 
@@ -130,6 +137,58 @@ void CutDamagedCloser(std::string* value) {
   value->resize(begin);
 }
 
+// Headers of the described form, as they stand between the name of the tag and ">". The vendor's
+// machine reads the same in them.
+bool IsDescribedInvokeHeader(std::string_view header) {
+  constexpr std::string_view kName = "name=\"";
+  if (!header.starts_with(kName)) return false;
+  const std::string_view name = header.substr(kName.size());
+  return name.size() > 1 && name.find('"') == name.size() - 1;
+}
+
+// `head` is what stands before ` string=`, `rest` what stands behind the type.
+bool IsDescribedParameterHeader(std::string_view head, std::string_view type,
+                                std::string_view rest) {
+  constexpr std::string_view kName = "name=\"";
+  if (!head.starts_with(kName) || head.size() == kName.size() || !head.ends_with('"')) return false;
+  if ((type != "true" && type != "false") || !rest.empty()) return false;
+  const std::string_view quoted_key = head.substr(kName.size() - 1);
+  const std::string_view key = quoted_key.substr(1, quoted_key.size() - 2);
+  return key.find(' ') == std::string_view::npos && JsonQuoted(key) == quoted_key;
+}
+
+// One call as the vendor's machine reads it.
+class VendorCall {
+ public:
+  // Returns whether the call has ended.
+  bool Feed(std::string_view bytes) {
+    EventSink sink(&events_);
+    const bool ended = machine_.FeedToEndOfCall(bytes, &sink);
+    Collect();
+    return ended;
+  }
+  void End() {
+    EventSink sink(&events_);
+    machine_.End(true, &sink);
+    Collect();
+  }
+  // Null if the machine has seen none.
+  const ToolCall* call() const {
+    const std::vector<ToolCall>& calls = collected_.message().tool_calls;
+    return calls.empty() ? nullptr : &calls.front();
+  }
+
+ private:
+  void Collect() {
+    for (const OutputEvent& event : events_) collected_.Add(event);
+    events_.clear();
+  }
+
+  ToolkitCallReader machine_{false};
+  std::vector<OutputEvent> events_;
+  MessageBuilder collected_;
+};
+
 class RecommendedCallReader final : public CallReader {
  public:
   RecommendedCallReader(bool by_origin, bool after_marker)
@@ -156,6 +215,10 @@ class RecommendedCallReader final : public CallReader {
       case Region::kBlock:
       case Region::kDone:
         return;
+      case Region::kVendorCall:
+        if (!by_itself) break;
+        vendor_call_->End();
+        return CloseVendorCall(sink);
       case Region::kBody:
         // In a tag, a parameter or the next call was about to begin.
         if (by_itself && !in_tag_ && (!BodyIsJson() || IsJson(text_))) return CloseCall(sink);
@@ -166,7 +229,7 @@ class RecommendedCallReader final : public CallReader {
         break;
     }
     // What has no name would have been no call.
-    cut_ = region_ == Region::kInvokeHeader || !name_.empty();
+    cut_ = region_ == Region::kInvokeHeader || region_ == Region::kVendorCall || !name_.empty();
   }
 
  private:
@@ -180,20 +243,28 @@ class RecommendedCallReader final : public CallReader {
 
   void Text(std::string_view text, EventSink* sink) {
     if (in_tag_) text = TagText(text, sink);
+    Keep(text);
+    RegionText(text, sink);
+  }
+
+  void RegionText(std::string_view text, EventSink* sink) {
     switch (region_) {
+      case Region::kVendorCall:
+        VendorText(text, sink);
+        return;
       case Region::kDone:
         return;
       case Region::kBlock:
-        BlockText(text);
+        BlockText(text, sink);
         return;
       case Region::kInvokeHeader:
-        InvokeHeaderText(text);
+        InvokeHeaderText(text, sink);
         return;
       case Region::kParameterHeader:
-        ParameterHeaderText(text);
+        ParameterHeaderText(text, sink);
         return;
       case Region::kBody:
-        BodyText(text);
+        BodyText(text, sink);
         return;
       case Region::kValue:
         text_ += text;
@@ -204,20 +275,20 @@ class RecommendedCallReader final : public CallReader {
   // Between calls and between parameters no text is expected, so that, as for the vendor's machine,
   // a tag is one even if its marker is damaged. (Special tokens are not damaged.)
 
-  void BlockText(std::string_view text) {
+  void BlockText(std::string_view text, EventSink* sink) {
     constexpr std::string_view kOpening = "invoke name=\"";
     text_ += text;
     if (const size_t at = by_origin_ ? std::string::npos : text_.find(kOpening);
         at != std::string::npos) {
       const std::string header = text_.substr(text_.find("name=", at));
-      BeginCall(header);
+      BeginCall(header, sink);
       return;
     }
     // Only what the next piece may complete is of interest.
     if (text_.size() > kOpening.size()) text_.erase(0, text_.size() - kOpening.size());
   }
 
-  void BodyText(std::string_view text) {
+  void BodyText(std::string_view text, EventSink* sink) {
     constexpr std::string_view kOpening = "parameter name=";
     // Space at the start means nothing; without it, the first byte tells what the body is.
     if (text_.empty())
@@ -227,7 +298,7 @@ class RecommendedCallReader final : public CallReader {
     if (by_origin_ || BodyIsJson()) return;
     if (const size_t at = text_.find(kOpening, from); at != std::string::npos) {
       const std::string header = text_.substr(text_.find("name=", at));
-      BeginParameter(header);
+      BeginParameter(header, sink);
     }
   }
 
@@ -240,21 +311,22 @@ class RecommendedCallReader final : public CallReader {
   }
 
   // A header ends at the first ">" outside of quotes; a line end shows that a quote is missing.
-  void InvokeHeaderText(std::string_view text) {
+  void InvokeHeaderText(std::string_view text, EventSink* sink) {
     for (size_t i = 0; i < text.size(); ++i) {
       const char c = text[i];
       if (c == '"') in_quotes_ = !in_quotes_;
       if (c == '\n' || (c == '>' && !in_quotes_)) {
         text_ += text.substr(0, i);
-        EndInvokeHeader();
-        BodyText(text.substr(i + 1));
+        EndInvokeHeader(text.substr(i + 1), sink);
         return;
       }
     }
     text_ += text;
   }
 
-  void EndInvokeHeader() {
+  // `body`: what has come behind the header.
+  void EndInvokeHeader(std::string_view body, EventSink* sink) {
+    if (!by_origin_ && !IsDescribedInvokeHeader(text_)) return BeginVendorCall(body, sink);
     if (const std::optional<std::string_view> name = FindAttribute(text_, "name")) {
       name_ = *name;
     } else {
@@ -266,11 +338,12 @@ class RecommendedCallReader final : public CallReader {
       name_ = rest.substr(0, rest.find('>'));
     }
     Enter(Region::kBody);
+    BodyText(body, sink);
   }
 
   // ` string="`, then the type up to a quote, then up to ">": whatever the key contains. Without it
   // the header ends at the next marker.
-  void ParameterHeaderText(std::string_view text) {
+  void ParameterHeaderText(std::string_view text, EventSink* sink) {
     for (size_t i = 0; i < text.size(); ++i) {
       const char c = text[i];
       text_ += c;
@@ -289,30 +362,35 @@ class RecommendedCallReader final : public CallReader {
           break;
         case HeaderPart::kRest:
           if (c != '>') break;
-          BeginValue(text.substr(i + 1));
+          text_.pop_back();
+          BeginValue(text.substr(i + 1), sink);
           return;
       }
     }
   }
 
-  void BeginValue(std::string_view value) {
+  void BeginValue(std::string_view value, EventSink* sink) {
     const std::string_view header = text_;
+    const std::string_view head = header.substr(0, key_end_);
     const size_t type_begin = key_end_ + kTypeAttribute.size();
     const std::string_view type = header.substr(type_begin, type_end_ - type_begin);
+    if (!by_origin_ && !IsDescribedParameterHeader(head, type, header.substr(type_end_ + 1)))
+      return BeginVendorCall(value, sink);
     type_ = type == "true"    ? ValueType::kString
             : type == "false" ? ValueType::kJson
                               : ValueType::kUnknown;
-    key_ = KeyOf(header.substr(0, key_end_));
+    key_ = KeyOf(head);
     std::string first(value);
     Enter(Region::kValue);
     text_ = std::move(first);
   }
 
   // A marker came before the header was complete: the value begins where the header seems to end.
-  void EndBrokenParameterHeader() {
+  void EndBrokenParameterHeader(EventSink* sink) {
+    if (!by_origin_) return BeginVendorCall("", sink);
     if (header_part_ == HeaderPart::kRest) {  // only ">" is missing
       const std::string value = text_.substr(type_end_ + 1);
-      BeginValue(value);
+      BeginValue(value, sink);
       return;
     }
     const std::string header = std::move(text_);
@@ -335,6 +413,13 @@ class RecommendedCallReader final : public CallReader {
   void OnMarker(EventSink* sink) {
     if (in_tag_) EndTag(false, sink);
     if (region_ == Region::kDone) return;
+    if (region_ == Region::kVendorCall) {
+      VendorText(kCallMarker, sink);
+      // The machine ends a call at the marker of a closing tag.
+      if (region_ == Region::kBlock) BeginTag(Opening::kClose, "</");
+      return;
+    }
+    Keep(kCallMarker);
     const auto take = [&](std::string_view end) {
       if (!text_.ends_with(end)) return false;
       text_.resize(text_.size() - end.size());
@@ -404,6 +489,7 @@ class RecommendedCallReader final : public CallReader {
       }
       if (taken) {
         tag_ += c;
+        Keep(text.substr(0, 1));
         text.remove_prefix(1);
       }
       if (!ends) continue;
@@ -422,19 +508,19 @@ class RecommendedCallReader final : public CallReader {
       return;
     }
     const TagName exact = ExactName(name);
+    const bool is_described = by_origin_ || std::string_view(tag_).substr(name_end_) == " name=";
     const bool has_name = attribute_ == 5;
     // Inside of a value only what can be nothing else begins a tag.
     const bool may_open = has_name || (region_ != Region::kValue && !closed &&
                                        tag_part_ == TagPart::kGap && opening_ == Opening::kOpen);
-    if (opening_ != Opening::kSlash && may_open && exact == TagName::kInvoke) {
+    if (opening_ != Opening::kSlash && may_open && exact == TagName::kInvoke && is_described) {
       OpenCall(sink);
     } else if (opening_ != Opening::kSlash && may_open && exact == TagName::kParameter) {
-      OpenParameter();
+      OpenParameter(is_described, sink);
     } else if (closed && (exact == TagName::kInvoke || exact == TagName::kParameter ||
                           (exact == TagName::kBlock && opening_ != Opening::kOpen))) {
       Close(exact, sink);  // a closing tag that lacks its "<" or its "/"
-    } else if (region_ == Region::kValue || region_ == Region::kBody ||
-               region_ == Region::kParameterHeader || region_ == Region::kInvokeHeader) {
+    } else if (region_ != Region::kDone && (!by_origin_ || region_ != Region::kBlock)) {
       // No tag. The special token is no text either.
       std::string literal;
       if (!by_origin_) {
@@ -442,7 +528,7 @@ class RecommendedCallReader final : public CallReader {
       } else if (opening_ == Opening::kSlash) {
         literal = before_;
       }
-      Text(literal + tag_, sink);
+      RegionText(literal + tag_, sink);
     }
   }
 
@@ -452,32 +538,37 @@ class RecommendedCallReader final : public CallReader {
   }
 
   void OpenCall(EventSink* sink) {
-    EndOpenParts(false);
+    EndOpenParts(false, sink);
+    if (region_ == Region::kVendorCall) return;
     if (region_ == Region::kBody) CloseCall(sink);
-    BeginCall(HeaderStart());
+    BeginCall(HeaderStart(), sink);
   }
 
-  void BeginCall(std::string_view header) {
+  void BeginCall(std::string_view header, EventSink* sink) {
     Enter(Region::kInvokeHeader);
+    Keep("invoke ");
+    Keep(header);
     name_.clear();
     keys_.clear();
     places_.clear();
-    InvokeHeaderText(header);
+    InvokeHeaderText(header, sink);
   }
 
-  void OpenParameter() {
-    EndOpenParts(false);
-    if (region_ == Region::kBody) BeginParameter(HeaderStart());  // else no call is open
+  void OpenParameter(bool is_described, EventSink* sink) {
+    EndOpenParts(false, sink);
+    if (region_ != Region::kBody) return;  // no call is open, or it is the vendor's
+    if (!is_described) return BeginVendorCall("", sink);
+    BeginParameter(HeaderStart(), sink);
   }
 
-  void BeginParameter(std::string_view header) {
+  void BeginParameter(std::string_view header, EventSink* sink) {
     Enter(Region::kParameterHeader);
-    ParameterHeaderText(header);
+    ParameterHeaderText(header, sink);
   }
 
   void Close(TagName name, EventSink* sink) {
     const bool had_value = region_ == Region::kValue || region_ == Region::kParameterHeader;
-    EndOpenParts(name == TagName::kParameter || name == TagName::kUnknown);
+    EndOpenParts(name == TagName::kParameter || name == TagName::kUnknown, sink);
     if (region_ == Region::kBody) {
       if (name == TagName::kParameter) return;  // its own, or one too many
       if (name == TagName::kUnknown && had_value) return;
@@ -487,9 +578,9 @@ class RecommendedCallReader final : public CallReader {
   }
 
   // Leaves headers and values for the body. `own`: by the value's own closing tag.
-  void EndOpenParts(bool own) {
-    if (region_ == Region::kInvokeHeader) EndInvokeHeader();
-    if (region_ == Region::kParameterHeader) EndBrokenParameterHeader();
+  void EndOpenParts(bool own, EventSink* sink) {
+    if (region_ == Region::kInvokeHeader) EndInvokeHeader("", sink);
+    if (region_ == Region::kParameterHeader) EndBrokenParameterHeader(sink);
     if (region_ == Region::kValue) CloseValue(own);
   }
 
@@ -534,6 +625,42 @@ class RecommendedCallReader final : public CallReader {
       sink->Call(index, name_);
       sink->Arguments(index, Arguments());
     }
+    kept_.clear();
+    Enter(Region::kBlock);
+  }
+
+  // ---- Calls that are the vendor's to read.
+
+  // Of the open call, whose header may yet turn out not to be of the described form.
+  void Keep(std::string_view text) {
+    if (by_origin_ || region_ == Region::kBlock || region_ == Region::kVendorCall ||
+        region_ == Region::kDone)
+      return;
+    kept_ += text;
+  }
+
+  // The open call is one, from its beginning. `ahead`: what is kept of it, but has not been read.
+  void BeginVendorCall(std::string_view ahead, EventSink* sink) {
+    std::string bytes = std::move(kept_);
+    kept_.clear();
+    bytes.resize(bytes.size() - ahead.size());
+    vendor_call_.emplace();
+    Enter(Region::kVendorCall);
+    VendorText(bytes, sink);
+    RegionText(ahead, sink);
+  }
+
+  void VendorText(std::string_view text, EventSink* sink) {
+    if (vendor_call_->Feed(text)) CloseVendorCall(sink);
+  }
+
+  void CloseVendorCall(EventSink* sink) {
+    if (const ToolCall* const call = vendor_call_->call(); call != nullptr) {
+      const int64_t index = num_calls_++;
+      sink->Call(index, call->name);
+      sink->Arguments(index, call->arguments);
+    }
+    vendor_call_.reset();
     Enter(Region::kBlock);
   }
 
@@ -570,6 +697,10 @@ class RecommendedCallReader final : public CallReader {
   ValueType type_ = ValueType::kString;
   std::vector<std::pair<std::string, std::string>> keys_;  // key, JSON text
   std::unordered_map<std::string, size_t> places_;         // in keys_
+
+  // Without ids: the text of the open call, from "invoke" on.
+  std::string kept_;
+  std::optional<VendorCall> vendor_call_;
 };
 
 }  // namespace
