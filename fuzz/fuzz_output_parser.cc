@@ -8,9 +8,9 @@
 #include <string_view>
 #include <vector>
 
+#include "base/utf8.h"
 #include "text/output_parser.h"
 #include "text/tokenizer.h"
-#include "base/utf8.h"
 
 namespace {
 
@@ -120,7 +120,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   RequireEqual(Parse(options, text, piece, end), whole);
   RequireEqual(Parse(options, text, 1, end), whole);
 
-  // The same bytes as ids of a vocabulary of 512: never a crash, and well-formed events.
+  // The same bytes as ids of a vocabulary of 512: never a crash, well-formed events, and no call
+  // without a name where headers are repaired.
   OutputParser parser(options, &TheTokenizer());
   Collector collector;
   std::vector<OutputEvent> events;
@@ -129,6 +130,9 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
                      &events);
     collector.Take(&events);
   }
-  collector.Finish(&parser, end);
+  const Answer of_ids = collector.Finish(&parser, end);
+  if (options.policy == OutputParserOptions::Policy::kRecommended) {
+    for (const deepinfer::ToolCall& call : of_ids.message.tool_calls) Require(!call.name.empty());
+  }
   return 0;
 }
