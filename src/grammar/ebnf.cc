@@ -337,7 +337,7 @@ class Parser {
     while (!Take("\"")) {
       if (AtEnd()) return Wrong("a string is not closed");
       DI_ASSIGN_OR_RETURN(const uint32_t code_point, CodePoint(false));
-      AppendUtf8(code_point, &literal);
+      AppendCodePoint(code_point, &literal);
     }
     return tree_->Literal(literal);
   }

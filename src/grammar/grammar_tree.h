@@ -27,7 +27,7 @@ CodePointSet Normalized(CodePointSet ranges);
 // Every character outside `ranges`.
 CodePointSet Complement(const CodePointSet& ranges);
 CodePointSet Intersection(const CodePointSet& a, const CodePointSet& b);
-void AppendUtf8(uint32_t code_point, std::string* out);
+void AppendCodePoint(uint32_t code_point, std::string* out);
 // The code point at *offset, which moves past it; -1 when the bytes are not UTF-8.
 int64_t NextCodePoint(std::string_view text, size_t* offset);
 
@@ -51,6 +51,8 @@ class GrammarTree {
   NodeId Choice(std::vector<NodeId> children);  // without children: matches nothing
   NodeId Repeat(NodeId child, int64_t min, int64_t max);
   NodeId Reference(RuleId rule);
+  // One token, by its id: no text that other tokens spell.
+  NodeId Token(int32_t id);
 
   // Characters of a text that the node matches, at least and at most (kUnbounded: no limit).
   // Without references.
@@ -78,6 +80,9 @@ class GrammarTree {
   // that stands for itself or recurs at both of its ends.
   Status Check();
 
+  // By rule: whether a finite text matches it. What Check leaves out otherwise shows nowhere.
+  std::vector<bool> RulesWithText() const;
+
   // The estimate that Check limits. Only of a checked tree.
   int64_t Cost() const;
 
@@ -86,13 +91,23 @@ class GrammarTree {
   std::string ToEbnf() const;
 
  private:
-  enum class Kind : uint8_t { kEmpty, kLiteral, kClass, kSequence, kChoice, kRepeat, kReference };
+  enum class Kind : uint8_t {
+    kEmpty,
+    kLiteral,
+    kClass,
+    kSequence,
+    kChoice,
+    kRepeat,
+    kReference,
+    kToken,
+  };
   struct Node {
     Kind kind = Kind::kEmpty;
     int depth = 1;
     int64_t min = 0;
     int64_t max = 0;
     RuleId rule = -1;
+    int32_t token = -1;
     std::string text;
     CodePointSet ranges;
     std::vector<NodeId> children;

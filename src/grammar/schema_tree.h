@@ -23,4 +23,24 @@ Status SchemaToTree(const JsonValue& schema, const JsonTextOptions& options, Gra
 // Any JSON object.
 Status JsonObjectToTree(const JsonTextOptions& options, GrammarTree* tree);
 
+// Whether the tags of calls can hold a name as it is.
+bool IsMarkupName(std::string_view name);
+
+// How the arguments of a call are written: each member of the object by itself, in tags with its
+// name, as text that stands as it is (strings) or as JSON (all else).
+struct ParameterMarkup {
+  GrammarTree::NodeId begin;       // in front of a name
+  GrammarTree::NodeId text_value;  // between the name and a string
+  GrammarTree::NodeId json_value;  // between the name and JSON
+  GrammarTree::NodeId end;         // behind the value
+  GrammarTree::NodeId none;        // instead of any parameter
+};
+
+// The objects of a schema in that notation; adds rules to a tree that may have others. Without
+// "additionalProperties" there are no parameters but those that the schema names. Errors as above,
+// and kUnsupported for a name that the markup cannot hold.
+Result<GrammarTree::NodeId> ParametersToTree(const JsonValue& schema,
+                                             const JsonTextOptions& options,
+                                             const ParameterMarkup& markup, GrammarTree* tree);
+
 }  // namespace deepinfer
