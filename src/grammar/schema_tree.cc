@@ -212,6 +212,10 @@ std::optional<std::string_view> FormatPattern(std::string_view format) {
   return std::nullopt;
 }
 
+CodePointSet WithoutBar() {
+  return Complement({{0, 0}, {kMarkerBar, kMarkerBar}});
+}
+
 class Converter {
  public:
   Converter(const JsonValue& root, const JsonTextOptions& options, GrammarTree* tree)
@@ -223,6 +227,7 @@ class Converter {
   }
 
   Result<NodeId> ConvertParameters(const ParameterMarkup& markup) {
+    plain_text_ = markup.plain_text;
     DI_ASSIGN_OR_RETURN(const NodeId node, Parameters(root_, "#", 0, markup));
     DI_RETURN_IF_ERROR(Finish());
     return node;
@@ -1376,7 +1381,9 @@ class Converter {
                          "or the marker of calls");
     }
     DI_ASSIGN_OR_RETURN(const NodeId value, TaggedValue(schema, path, *markup));
-    return tree_->Sequence({markup->begin, tree_->Literal(name), value});
+    const RuleId rule = tree_->AddRule(path);
+    tree_->SetBody(rule, tree_->Sequence({markup->begin, tree_->Literal(name), value}));
+    return tree_->Reference(rule);
   }
 
   // ---- Parameters of calls ----------------------------------------------------------------------
@@ -1484,51 +1491,13 @@ class Converter {
                 path);
   }
 
-  static CodePointSet WithoutBar() {
-    return Complement({{0, 0}, {kMarkerBar, kMarkerBar}});
-  }
-
   // Any text in which the marker of calls is not spelled. Where the length is bounded from above,
   // the bar that it begins with is left out altogether, since both cannot be counted at once.
   NodeId PlainText(const Bounds& bounds) {
     const auto without_bar = [&] { return tree_->Class(WithoutBar()); };
     if (bounds.max != kUnbounded) return tree_->Repeat(without_bar(), bounds.min, bounds.max);
-    if (!free_text_) {
-      // A bar, then as much of the marker as there is; what follows is not its next character. A
-      // bar in the place of another one begins anew.
-      const auto& rest = kMarkerRest;
-      std::vector<NodeId> again;
-      std::vector<NodeId> leaves;
-      std::vector<NodeId> ends = {tree_->Empty()};
-      std::string seen;
-      for (size_t i = 0; i <= rest.size(); ++i) {
-        const NodeId bar = tree_->Class({{kMarkerBar, kMarkerBar}});
-        CodePointSet next = {{0, 0}, {kMarkerBar, kMarkerBar}};
-        if (i < rest.size()) {
-          const auto c = static_cast<uint32_t>(rest[i]);
-          next.push_back({c, c});
-          again.push_back(tree_->Sequence({tree_->Literal(seen), bar}));
-        }
-        leaves.push_back(tree_->Sequence({tree_->Literal(seen), tree_->Class(Complement(next))}));
-        if (i > 0) ends.push_back(tree_->Literal(seen));
-        if (i < rest.size()) seen += rest[i];
-      }
-      const NodeId bars =
-          tree_->Sequence({tree_->Class({{kMarkerBar, kMarkerBar}}),
-                           tree_->Repeat(tree_->Choice(std::move(again)), 0, kUnbounded)});
-      free_text_ = tree_->AddRule("text");
-      tree_->SetBody(
-          *free_text_,
-          tree_->Sequence(
-              {tree_->Repeat(
-                   tree_->Choice(
-                       {without_bar(), tree_->Sequence({bars, tree_->Choice(std::move(leaves))})}),
-                   0, kUnbounded),
-               tree_->Repeat(tree_->Sequence({bars, tree_->Choice(std::move(ends))}), 0, 1)}));
-    }
-    const NodeId text = tree_->Reference(*free_text_);
-    if (bounds.min == 0) return text;
-    return tree_->Sequence({tree_->Repeat(without_bar(), bounds.min, bounds.min), text});
+    if (bounds.min == 0) return plain_text_;
+    return tree_->Sequence({tree_->Repeat(without_bar(), bounds.min, bounds.min), plain_text_});
   }
 
   // ---- Members of objects -----------------------------------------------------------------------
@@ -1772,7 +1741,7 @@ class Converter {
   GrammarTree* tree_;
   std::deque<Work> work_;
   std::unordered_map<std::string, RuleId> rule_of_schema_;
-  std::optional<RuleId> free_text_;
+  NodeId plain_text_ = -1;  // of a ParameterMarkup
   int64_t spent_ = 0;
 };
 
@@ -1785,6 +1754,33 @@ Status SchemaToTree(const JsonValue& schema, const JsonTextOptions& options, Gra
 Status JsonObjectToTree(const JsonTextOptions& options, GrammarTree* tree) {
   const JsonValue any = JsonValue::Object{};
   return Converter(any, options, tree).ConvertAnyObject();
+}
+
+NodeId PlainTextToTree(GrammarTree* tree) {
+  // Text without a bar is a loop of one class, in which the library's masks are ready; then a state
+  // each for what has been seen of the marker: the bar, and so many characters behind it.
+  const RuleId text = tree->AddRule("text");
+  std::vector<RuleId> seen;
+  for (size_t i = 0; i <= kMarkerRest.size(); ++i) seen.push_back(tree->AddRule("text"));
+  const auto bar = [&] {
+    return tree->Sequence({tree->Class({{kMarkerBar, kMarkerBar}}), tree->Reference(seen[0])});
+  };
+  tree->SetBody(text, tree->Sequence({tree->Repeat(tree->Class(WithoutBar()), 0, kUnbounded),
+                                      tree->Repeat(bar(), 0, 1)}));
+  for (size_t i = 0; i < seen.size(); ++i) {
+    CodePointSet others = WithoutBar();
+    std::vector<NodeId> choices = {tree->Empty()};
+    if (i < kMarkerRest.size()) {
+      const auto next = static_cast<uint32_t>(kMarkerRest[i]);
+      others = Intersection(others, Complement({{next, next}}));
+      choices.push_back(
+          tree->Sequence({tree->Class({{next, next}}), tree->Reference(seen[i + 1])}));
+      choices.push_back(bar());
+    }
+    choices.push_back(tree->Sequence({tree->Class(others), tree->Reference(text)}));
+    tree->SetBody(seen[i], tree->Choice(std::move(choices)));
+  }
+  return tree->Reference(text);
 }
 
 bool IsMarkupName(std::string_view name) {

@@ -34,7 +34,11 @@ struct ParameterMarkup {
   GrammarTree::NodeId json_value;  // between the name and JSON
   GrammarTree::NodeId end;         // behind the value
   GrammarTree::NodeId none;        // instead of any parameter
+  GrammarTree::NodeId plain_text;  // a string without limits: PlainTextToTree's
 };
+
+// Any text in which the marker of calls is not spelled.
+GrammarTree::NodeId PlainTextToTree(GrammarTree* tree);
 
 // The objects of a schema in that notation; adds rules to a tree that may have others. Without
 // "additionalProperties" there are no parameters but those that the schema names. Errors as above,

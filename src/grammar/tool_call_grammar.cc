@@ -35,6 +35,7 @@ class Builder {
         .end = Shared("the end of a parameter", Tag("</", names_.parameter_tag, ">\n")),
         .none = names_.empty_line_for_no_arguments ? tree_->Repeat(tree_->Literal("\n"), 0, 1)
                                                    : tree_->Empty(),
+        .plain_text = PlainTextToTree(tree_),
     };
     std::vector<NodeId> choices;
     for (size_t i = 0; i < list->size(); ++i) {
