@@ -294,7 +294,7 @@ std::vector<ToolSet> ToolSets() {
       {"ranges",
        {{"f",
          ObjectOf(
-             R"("i":{"type":"integer","minimum":-3,"maximum":250},"x":{"type":"number","exclusiveMinimum":0,"maximum":1.5},"m":{"type":"integer","multipleOf":5})",
+             R"("i":{"type":"integer","minimum":-3,"maximum":250},"x":{"type":"number","exclusiveMinimum":0,"maximum":1.5},"m":{"type":"integer","multipleOf":5,"minimum":-10,"maximum":1000})",
              R"(,"required":["i","x","m"])")}}},
       {"booleans", {{"f", ObjectOf(R"("b":{"type":"boolean"})", R"(,"required":["b"])")}}},
       {"references",
