@@ -228,6 +228,7 @@ class Converter {
 
   Result<NodeId> ConvertParameters(const ParameterMarkup& markup) {
     plain_text_ = markup.plain_text;
+    shared_rules_ = markup.shared_rules;
     DI_ASSIGN_OR_RETURN(const NodeId node, Parameters(root_, "#", 0, markup));
     DI_RETURN_IF_ERROR(Finish());
     return node;
@@ -276,7 +277,10 @@ class Converter {
   RuleId RuleFor(const JsonValue& schema, const std::string& path) {
     std::string text = schema.DumpCompact();
     spent_ += static_cast<int64_t>(text.size());
-    const auto [entry, is_new] = rule_of_schema_.try_emplace(std::move(text), 0);
+    // With a reference inside, what it says depends on the root.
+    const bool shared = shared_rules_ != nullptr && text.find("\"$ref\"") == std::string::npos;
+    auto& rules = shared ? *shared_rules_ : rule_of_schema_;
+    const auto [entry, is_new] = rules.try_emplace(std::move(text), 0);
     if (is_new) {
       entry->second = tree_->AddRule(path);
       work_.push_back({entry->second, schema, path});
@@ -1741,6 +1745,7 @@ class Converter {
   GrammarTree* tree_;
   std::deque<Work> work_;
   std::unordered_map<std::string, RuleId> rule_of_schema_;
+  std::unordered_map<std::string, RuleId>* shared_rules_ = nullptr;
   NodeId plain_text_ = -1;  // of a ParameterMarkup
   int64_t spent_ = 0;
 };

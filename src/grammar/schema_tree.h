@@ -4,7 +4,9 @@
 // are valid (the order of properties, the forms of numbers).
 #pragma once
 
+#include <string>
 #include <string_view>
+#include <unordered_map>
 
 #include "base/error.h"
 #include "base/json_value.h"
@@ -35,6 +37,8 @@ struct ParameterMarkup {
   GrammarTree::NodeId end;         // behind the value
   GrammarTree::NodeId none;        // instead of any parameter
   GrammarTree::NodeId plain_text;  // a string without limits: PlainTextToTree's
+  // By schema: what several trees of parameters have in common. Kept by the caller.
+  std::unordered_map<std::string, GrammarTree::RuleId>* shared_rules;
 };
 
 // Any text in which the marker of calls is not spelled.

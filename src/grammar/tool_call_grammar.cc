@@ -4,6 +4,7 @@
 
 #include <set>
 #include <string>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -36,6 +37,7 @@ class Builder {
         .none = names_.empty_line_for_no_arguments ? tree_->Repeat(tree_->Literal("\n"), 0, 1)
                                                    : tree_->Empty(),
         .plain_text = PlainTextToTree(tree_),
+        .shared_rules = &shared_rules_,
     };
     std::vector<NodeId> choices;
     for (size_t i = 0; i < list->size(); ++i) {
@@ -138,6 +140,7 @@ class Builder {
   const ChatTemplate& names_;
   GrammarTree* tree_;
   std::set<std::string> seen_;
+  std::unordered_map<std::string, RuleId> shared_rules_;
   std::vector<Declared> declared_;
 };
 
