@@ -25,6 +25,7 @@
 #include "grammar/pattern.h"
 #include "grammar/schema_tree.h"
 #include "grammar/structural_tag.h"
+#include "grammar/tool_call_grammar.h"
 
 namespace deepinfer {
 namespace {
@@ -57,13 +58,22 @@ auto Guarded(Code code, std::string_view what, const Function& function) -> decl
 struct SharedVocabulary {
   std::vector<int32_t> end_ids;
   int64_t size = 0;
+  std::optional<int32_t> call_marker_id;
 };
+
+// What the library takes for the marker's text, since it draws no token without one. No character
+// begins with this byte, so that no grammar matches it as text.
+constexpr char kMarkerStandIn = '\xFF';
 
 class Matcher final : public TokenConstraint {
  public:
   Matcher(const xgrammar::CompiledGrammar& grammar,
-          std::shared_ptr<const SharedVocabulary> vocabulary, int64_t max_rollback)
-      : vocabulary_(std::move(vocabulary)), matcher_(grammar), max_rollback_(max_rollback) {}
+          std::shared_ptr<const SharedVocabulary> vocabulary, bool allows_marker,
+          int64_t max_rollback)
+      : vocabulary_(std::move(vocabulary)),
+        forbidden_(allows_marker ? std::nullopt : vocabulary_->call_marker_id),
+        matcher_(grammar),
+        max_rollback_(max_rollback) {}
 
   Verdict FillMask(std::span<uint32_t> mask) override {
     const auto words = static_cast<size_t>((vocabulary_->size + 31) / 32);
@@ -91,6 +101,8 @@ class Matcher final : public TokenConstraint {
     if (vocabulary_->size % 32 != 0) {
       mask.back() &= (uint32_t{1} << (vocabulary_->size % 32)) - 1;
     }
+    if (forbidden_)
+      mask[static_cast<size_t>(*forbidden_) / 32] &= ~(uint32_t{1} << *forbidden_ % 32);
     const bool any = std::any_of(mask.begin(), mask.end(), [](uint32_t word) { return word != 0; });
     return any ? Verdict::kMasked : Verdict::kDeadEnd;
   }
@@ -112,7 +124,7 @@ class Matcher final : public TokenConstraint {
       return {};
     }
     DI_RETURN_IF_ERROR(Guarded(Code::kInternal, "to accept a token", [&]() -> Status {
-      if (matcher_.AcceptToken(token_id)) return {};
+      if (token_id != forbidden_ && matcher_.AcceptToken(token_id)) return {};
       return Fail(Code::kInternal,
                   fmt::format("The grammar does not allow the token {} here.", token_id));
     }));
@@ -144,6 +156,7 @@ class Matcher final : public TokenConstraint {
 
  private:
   std::shared_ptr<const SharedVocabulary> vocabulary_;
+  std::optional<int32_t> forbidden_;  // free text of a structural tag would allow it
   xgrammar::GrammarMatcher matcher_;
   int64_t max_rollback_;
   int64_t accepted_ = 0;
@@ -152,21 +165,24 @@ class Matcher final : public TokenConstraint {
 
 class Compiled final : public CompiledGrammar {
  public:
-  Compiled(xgrammar::CompiledGrammar grammar, std::shared_ptr<const SharedVocabulary> vocabulary)
+  Compiled(xgrammar::CompiledGrammar grammar, std::shared_ptr<const SharedVocabulary> vocabulary,
+           bool allows_marker)
       : grammar_(std::move(grammar)),
         vocabulary_(std::move(vocabulary)),
+        allows_marker_(allows_marker),
         memory_bytes_(static_cast<int64_t>(grammar_.MemorySizeBytes())) {}
 
   int64_t memory_bytes() const override {
     return memory_bytes_;
   }
   std::unique_ptr<TokenConstraint> NewMatcher(int64_t max_rollback) const override {
-    return std::make_unique<Matcher>(grammar_, vocabulary_, max_rollback);
+    return std::make_unique<Matcher>(grammar_, vocabulary_, allows_marker_, max_rollback);
   }
 
  private:
   xgrammar::CompiledGrammar grammar_;
   std::shared_ptr<const SharedVocabulary> vocabulary_;
+  bool allows_marker_;
   int64_t memory_bytes_;
 };
 
@@ -212,7 +228,7 @@ Status ChoicesToTree(const std::vector<std::string>& choices, GrammarTree* tree)
 }
 
 // The rules of a specification in the library's notation; not of a structural tag.
-Result<std::string> RulesOf(const GrammarSpec& spec) {
+Result<std::string> RulesOf(const GrammarSpec& spec, const SharedVocabulary& vocabulary) {
   GrammarTree tree;
   const JsonTextOptions options{spec.max_whitespace};
   switch (spec.kind) {
@@ -238,6 +254,19 @@ Result<std::string> RulesOf(const GrammarSpec& spec) {
     case GrammarSpec::Kind::kChoice:
       DI_RETURN_IF_ERROR(ChoicesToTree(spec.choices, &tree));
       break;
+    case GrammarSpec::Kind::kToolCalls:
+      if (!vocabulary.call_marker_id) {
+        return Fail(Code::kUnsupported,
+                    "The tokenizer has no token for the marker of tool calls, so that calls cannot "
+                    "be constrained.");
+      }
+      DI_RETURN_IF_ERROR(ToolCallsToTree(spec.text,
+                                         {.dialect = spec.tool_calls.dialect,
+                                          .inside_block = spec.tool_calls.inside_block,
+                                          .marker_id = *vocabulary.call_marker_id,
+                                          .json = options},
+                                         &tree));
+      break;
     case GrammarSpec::Kind::kStructuralTag:
       DI_CHECK(false);
   }
@@ -247,6 +276,10 @@ Result<std::string> RulesOf(const GrammarSpec& spec) {
 
 std::string CacheKey(const GrammarSpec& spec) {
   std::string key = fmt::format("{} {} ", static_cast<int>(spec.kind), spec.max_whitespace);
+  if (spec.kind == GrammarSpec::Kind::kToolCalls) {
+    key += fmt::format("{} {} ", static_cast<int>(spec.tool_calls.dialect),
+                       spec.tool_calls.inside_block);
+  }
   if (spec.kind == GrammarSpec::Kind::kChoice) {
     for (const std::string& choice : spec.choices)
       key += fmt::format("{}:", choice.size()) + choice;
@@ -277,10 +310,15 @@ struct GrammarCompiler::Impl {
     auto shared = std::make_shared<SharedVocabulary>();
     shared->end_ids = vocabulary.end_ids;
     shared->size = vocabulary.vocab_size;
+    shared->call_marker_id = vocabulary.call_marker_id;
     shared_vocabulary = std::move(shared);
     DI_CHECK_GE(vocabulary.vocab_size, static_cast<int64_t>(vocabulary.token_bytes.size()));
     for (const int32_t id : vocabulary.end_ids) {
       DI_CHECK(id >= 0 && id < vocabulary.vocab_size);
+      DI_CHECK(id != vocabulary.call_marker_id);
+    }
+    if (const std::optional<int32_t> id = vocabulary.call_marker_id) {
+      DI_CHECK(*id >= 0 && *id < static_cast<int64_t>(vocabulary.token_bytes.size()));
     }
   }
 
@@ -398,7 +436,7 @@ struct GrammarCompiler::Impl {
     const auto converted =
         spec.kind == GrammarSpec::Kind::kStructuralTag
             ? RewriteStructuralTag(spec.text, JsonTextOptions{spec.max_whitespace})
-            : RulesOf(spec);
+            : RulesOf(spec, *shared_vocabulary);
     if (!converted) return tl::unexpected<Error>(converted.error());
     std::call_once(library_ready, [&] { PrepareLibrary(); });
     xgrammar::CompiledGrammar grammar = [&] {
@@ -407,7 +445,8 @@ struct GrammarCompiler::Impl {
       }
       return compiler->CompileStructuralTag(*converted);
     }();
-    auto compiled = std::make_shared<Compiled>(std::move(grammar), shared_vocabulary);
+    auto compiled = std::make_shared<Compiled>(std::move(grammar), shared_vocabulary,
+                                               spec.kind == GrammarSpec::Kind::kToolCalls);
     if (compiled->memory_bytes() > limits.max_grammar_bytes) {
       return Fail(Code::kResourceExhausted,
                   fmt::format("The compiled grammar has {} bytes; at most max_grammar_bytes, {}, "
@@ -423,6 +462,9 @@ struct GrammarCompiler::Impl {
     std::vector<std::string> tokens = std::move(vocabulary.token_bytes);
     for (const int32_t id : vocabulary.end_ids) {
       if (static_cast<size_t>(id) < tokens.size()) tokens[static_cast<size_t>(id)].clear();
+    }
+    if (const std::optional<int32_t> id = shared_vocabulary->call_marker_id) {
+      tokens[static_cast<size_t>(*id)] = std::string(2, kMarkerStandIn);
     }
     const xgrammar::TokenizerInfo info(tokens, xgrammar::VocabType::RAW,
                                        static_cast<int>(vocabulary.vocab_size), vocabulary.end_ids);

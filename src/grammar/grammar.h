@@ -8,11 +8,13 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "base/error.h"
+#include "deepinfer/chat.h"
 #include "sample/token_constraint.h"
 
 namespace deepinfer {
@@ -24,7 +26,8 @@ struct GrammarSpec {
     kRegex,          // text: a pattern that the whole output matches
     kEbnf,           // text: rules, beginning with "root"
     kChoice,         // choices: one of these texts
-    kStructuralTag,  // text: JSON description of tags, for tool calls
+    kStructuralTag,  // text: JSON description of tags
+    kToolCalls,      // text: JSON list of function tools; calls of them in the model's markup
   };
   Kind kind = Kind::kJsonSchema;
   std::string text;
@@ -32,6 +35,16 @@ struct GrammarSpec {
   // White space characters between JSON tokens, at most; 0: none (", " and ": " become "," and
   // ":").
   int max_whitespace = 2;
+
+  struct ToolCalls {
+    ChatDialect dialect = ChatDialect::kV41;
+    // Whether the text begins inside of the block of calls, as behind a prompt that forces a call;
+    // else directly behind the first marker that the model has drawn by itself.
+    bool inside_block = false;
+
+    friend bool operator==(const ToolCalls&, const ToolCalls&) = default;
+  };
+  ToolCalls tool_calls;  // of kToolCalls
 
   friend bool operator==(const GrammarSpec&, const GrammarSpec&) = default;
 };
@@ -58,6 +71,9 @@ struct GrammarVocabulary {
   std::vector<std::string> token_bytes;  // by id; special tokens empty: they are not text
   std::vector<int32_t> end_ids;          // allowed where the text may end
   int64_t vocab_size = 0;                // rows of the logits, at least token_bytes.size()
+  // The special token that the tags of calls are written with; absent: there is no kToolCalls. Only
+  // that kind ever allows it.
+  std::optional<int32_t> call_marker_id;
 };
 
 class GrammarCompiler {

@@ -235,6 +235,14 @@ GrammarTree::NodeId GrammarTree::Reference(RuleId rule) {
   return Add(std::move(node));
 }
 
+GrammarTree::NodeId GrammarTree::Token(int32_t id) {
+  DI_CHECK_GE(id, 0);
+  Node node;
+  node.kind = Kind::kToken;
+  node.token = id;
+  return Add(std::move(node));
+}
+
 GrammarTree::Lengths GrammarTree::LengthsOf(NodeId id) const {
   constexpr int64_t kFar = int64_t{1} << 40;
   const Node& node = nodes_[id];
@@ -244,6 +252,7 @@ GrammarTree::Lengths GrammarTree::LengthsOf(NodeId id) const {
     case Kind::kClass:
       return {1, 1};
     case Kind::kReference:
+    case Kind::kToken:
       return {0, kUnbounded};
     case Kind::kLiteral: {
       const auto count = std::count_if(node.text.begin(), node.text.end(),
@@ -333,6 +342,7 @@ void GrammarTree::Propagate(Property property, std::vector<bool>* nodes,
         break;
       case Kind::kLiteral:
       case Kind::kClass:
+      case Kind::kToken:
         holds = property == Property::kCanEnd;
         break;
       case Kind::kRepeat:
@@ -402,6 +412,7 @@ int64_t GrammarTree::Cost() const {
     switch (node.kind) {
       case Kind::kEmpty:
       case Kind::kReference:
+      case Kind::kToken:
         break;
       case Kind::kLiteral:
         value = static_cast<int64_t>(node.text.size());
@@ -496,6 +507,13 @@ Status GrammarTree::CheckRecursion(const std::vector<bool>& can_be_empty) const 
     }
   }
   return {};
+}
+
+std::vector<bool> GrammarTree::RulesWithText() const {
+  std::vector<bool> nodes;
+  std::vector<bool> rules;
+  Propagate(Property::kCanEnd, &nodes, &rules);
+  return rules;
 }
 
 Status GrammarTree::Check() {
@@ -694,6 +712,9 @@ void GrammarTree::Print(NodeId id, std::string* out) const {
       break;
     case Kind::kReference:
       *out += RuleName(node.rule);
+      break;
+    case Kind::kToken:
+      *out += fmt::format("Token({})", node.token);
       break;
   }
 }

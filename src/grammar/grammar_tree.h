@@ -55,6 +55,8 @@ class GrammarTree {
   // tests of this module compare in all their texts: the library's automata of patterns in general
   // are not always right.
   NodeId Automaton(NodeId node);
+  // One token, by its id: no text that other tokens spell.
+  NodeId Token(int32_t id);
 
   // Characters of a text that the node matches, at least and at most (kUnbounded: no limit).
   // Without references.
@@ -84,6 +86,9 @@ class GrammarTree {
   // that stands for itself or recurs at both of its ends.
   Status Check();
 
+  // By rule: whether a finite text matches it. What Check leaves out otherwise shows nowhere.
+  std::vector<bool> RulesWithText() const;
+
   // The estimate that Check limits. Only of a checked tree.
   int64_t Cost() const;
 
@@ -92,7 +97,16 @@ class GrammarTree {
   std::string ToEbnf() const;
 
  private:
-  enum class Kind : uint8_t { kEmpty, kLiteral, kClass, kSequence, kChoice, kRepeat, kReference };
+  enum class Kind : uint8_t {
+    kEmpty,
+    kLiteral,
+    kClass,
+    kSequence,
+    kChoice,
+    kRepeat,
+    kReference,
+    kToken,
+  };
   struct Node {
     Kind kind = Kind::kEmpty;
     int depth = 1;
@@ -100,6 +114,7 @@ class GrammarTree {
     int64_t max = 0;
     RuleId rule = -1;
     bool automaton = false;
+    int32_t token = -1;
     std::string text;
     CodePointSet ranges;
     std::vector<NodeId> children;

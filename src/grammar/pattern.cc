@@ -66,7 +66,9 @@ class Parser {
   }
 
   NodeId Characters(const CodePointSet& set) {
-    return use_ == PatternUse::kInsideJsonString ? JsonCharacters(set, tree_) : tree_->Class(set);
+    if (use_ == PatternUse::kInsideJsonString) return JsonCharacters(set, tree_);
+    if (use_ == PatternUse::kWholeText) return tree_->Class(set);
+    return tree_->Class(Intersection(set, Complement({{kMarkerBar, kMarkerBar}})));
   }
   NodeId AnyText() {
     return tree_->Automaton(tree_->Repeat(Characters(Complement({})), 0, GrammarTree::kUnbounded));

@@ -14,7 +14,12 @@ namespace deepinfer {
 enum class PatternUse : uint8_t {
   kWholeText,         // the text is matched from its beginning to its end
   kInsideJsonString,  // of a JSON string's value; found anywhere in it unless anchored
+  kInsideValue,       // the same for a value that stands as it is, without kMarkerBar
 };
+
+// What the marker of tool calls begins and ends with, "｜". Where it is left out of a text, the
+// marker cannot be spelled.
+inline constexpr uint32_t kMarkerBar = 0xFF5C;
 
 // Errors: kInvalidArgument or kUnsupported with the offset in the pattern; kResourceExhausted.
 Result<GrammarTree::NodeId> PatternToTree(std::string_view pattern, PatternUse use,

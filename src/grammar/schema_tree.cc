@@ -36,6 +36,11 @@ constexpr int64_t kMostCounted = 16;
 constexpr int64_t kMaxDivisor = 200;
 constexpr int64_t kMaxListedMultiples = 2'000;
 constexpr int64_t kMaxCountedStates = 4'000;
+constexpr int kMaxAlternativeDepth = 16;
+
+// Between the bars of the marker of tool calls, and with them.
+constexpr std::string_view kMarkerRest = "DSML";
+constexpr std::string_view kMarkerText = "｜DSML｜";
 
 enum Type : uint32_t {
   kNull = 1,
@@ -207,6 +212,10 @@ std::optional<std::string_view> FormatPattern(std::string_view format) {
   return std::nullopt;
 }
 
+CodePointSet WithoutBar() {
+  return Complement({{0, 0}, {kMarkerBar, kMarkerBar}});
+}
+
 class Converter {
  public:
   Converter(const JsonValue& root, const JsonTextOptions& options, GrammarTree* tree)
@@ -215,6 +224,14 @@ class Converter {
   Status ConvertSchema() {
     RuleFor(root_, "#");
     return Finish();
+  }
+
+  Result<NodeId> ConvertParameters(const ParameterMarkup& markup) {
+    plain_text_ = markup.plain_text;
+    shared_rules_ = markup.shared_rules;
+    DI_ASSIGN_OR_RETURN(const NodeId node, Parameters(root_, "#", 0, markup));
+    DI_RETURN_IF_ERROR(Finish());
+    return node;
   }
 
   Status ConvertAnyObject() {
@@ -260,7 +277,10 @@ class Converter {
   RuleId RuleFor(const JsonValue& schema, const std::string& path) {
     std::string text = schema.DumpCompact();
     spent_ += static_cast<int64_t>(text.size());
-    const auto [entry, is_new] = rule_of_schema_.try_emplace(std::move(text), 0);
+    // With a reference inside, what it says depends on the root.
+    const bool shared = shared_rules_ != nullptr && text.find("\"$ref\"") == std::string::npos;
+    auto& rules = shared ? *shared_rules_ : rule_of_schema_;
+    const auto [entry, is_new] = rules.try_emplace(std::move(text), 0);
     if (is_new) {
       entry->second = tree_->AddRule(path);
       work_.push_back({entry->second, schema, path});
@@ -655,8 +675,11 @@ class Converter {
     return types == 0 ? uint32_t{kAllTypes} : types;
   }
 
-  Result<NodeId> Alternatives(const JsonValue& schema, std::string_view keyword,
-                              const JsonValue& options, const std::string& path) {
+  // Each with what the schema says beside them.
+  Result<std::vector<JsonValue>> MergedAlternatives(const JsonValue& schema,
+                                                    std::string_view keyword,
+                                                    const JsonValue& options,
+                                                    const std::string& path) {
     const std::string place = Inside(path, keyword);
     const JsonValue::Array* list = options.if_array();
     if (list == nullptr || list->empty()) {
@@ -693,9 +716,16 @@ class Converter {
         }
       }
     }
+    return merged;
+  }
+
+  Result<NodeId> Alternatives(const JsonValue& schema, std::string_view keyword,
+                              const JsonValue& options, const std::string& path) {
+    DI_ASSIGN_OR_RETURN(const std::vector<JsonValue> merged,
+                        MergedAlternatives(schema, keyword, options, path));
     std::vector<NodeId> choices;
     for (size_t i = 0; i < merged.size(); ++i) {
-      choices.push_back(Use(merged[i], Inside(place, std::to_string(i))));
+      choices.push_back(Use(merged[i], Inside(Inside(path, keyword), std::to_string(i))));
     }
     return tree_->Choice(std::move(choices));
   }
@@ -765,7 +795,9 @@ class Converter {
   }
 
   // ---- Listed values ----------------------------------------------------------------------------
-  Result<NodeId> Listed(const JsonValue& schema, uint32_t types, const std::string& path) {
+  // Those that have one of the types.
+  Result<std::vector<JsonValue>> ListedValues(const JsonValue& schema, uint32_t types,
+                                              const std::string& path) {
     std::vector<JsonValue> values;
     if (const JsonValue* list = schema.Find("enum")) {
       if (list->if_array() == nullptr || list->if_array()->empty()) {
@@ -781,21 +813,28 @@ class Converter {
       values = {*value};
     }
     uint32_t present = 0;
-    std::vector<NodeId> choices;
+    std::vector<JsonValue> listed;
     std::set<std::string> written;
     for (const JsonValue& value : values) {
       const uint32_t type = TypeOfValue(value);
       if ((type & types) == 0) continue;
       present |= type;
-      if (written.insert(value.DumpCompact()).second) choices.push_back(ValueText(value));
+      if (written.insert(value.DumpCompact()).second) listed.push_back(value);
     }
-    if (choices.empty()) return Wrong(path, "none of the listed values has the type");
+    if (listed.empty()) return Wrong(path, "none of the listed values has the type");
     for (const auto& [key, ignored] : *schema.if_object()) {
       const auto typed = TypedKeyword(key);
       if (typed && (*typed & present)) {
         return Unsupported(Inside(path, key), "it stands beside listed values of its type");
       }
     }
+    return listed;
+  }
+
+  Result<NodeId> Listed(const JsonValue& schema, uint32_t types, const std::string& path) {
+    DI_ASSIGN_OR_RETURN(const std::vector<JsonValue> values, ListedValues(schema, types, path));
+    std::vector<NodeId> choices;
+    for (const JsonValue& value : values) choices.push_back(ValueText(value));
     return tree_->Choice(std::move(choices));
   }
 
@@ -963,7 +1002,11 @@ class Converter {
     return bounds;
   }
 
-  Result<NodeId> StringOf(const JsonValue& schema, const std::string& path) {
+  // How a string is spelled: with quotes and escapes, or as it is.
+  enum class Spelling : uint8_t { kJson, kPlain };
+
+  Result<NodeId> StringOf(const JsonValue& schema, const std::string& path,
+                          Spelling spelling = Spelling::kJson) {
     DI_ASSIGN_OR_RETURN(const Bounds bounds, BoundsOf(schema, "minLength", "maxLength", path));
     const JsonValue* pattern = schema.Find("pattern");
     const JsonValue* format = schema.Find("format");
@@ -988,16 +1031,17 @@ class Converter {
         return Unsupported(Inside(path, "format"),
                            fmt::format("the format {} is not known", Quoted(*format->if_string())));
       }
-      return PatternString(*known, bounds, Inside(path, "format"));
+      return PatternString(*known, bounds, Inside(path, "format"), spelling);
     }
     if (pattern != nullptr) {
-      return PatternString(*pattern->if_string(), bounds, Inside(path, "pattern"));
+      return PatternString(*pattern->if_string(), bounds, Inside(path, "pattern"), spelling);
     }
+    if (spelling == Spelling::kPlain) return PlainText(bounds);
     return JsonString(FreeCharacter(), bounds.min, bounds.max);
   }
 
   Result<NodeId> PatternString(std::string_view pattern, const Bounds& bounds,
-                               const std::string& place) {
+                               const std::string& place, Spelling spelling = Spelling::kJson) {
     const auto at_place = [&](Error error) {
       error.field = place;
       return WithContext(std::move(error), fmt::format("The schema at {}", place));
@@ -1023,11 +1067,18 @@ class Converter {
           max = max == kUnbounded ? lengths.max : std::min(max, lengths.max);
         }
         if (max != kUnbounded && max < min) return tree_->Choice({});
+        if (spelling == Spelling::kPlain) {
+          return tree_->Repeat(tree_->Class(Intersection(*only, WithoutBar())), min, max);
+        }
         return JsonString(JsonCharacters(*only, tree_), min, max);
       }
     }
-    const auto body = PatternToTree(pattern, PatternUse::kInsideJsonString, tree_);
+    const auto body = PatternToTree(
+        pattern,
+        spelling == Spelling::kPlain ? PatternUse::kInsideValue : PatternUse::kInsideJsonString,
+        tree_);
     if (!body) return at_place(body.error());
+    if (spelling == Spelling::kPlain) return body;
     return tree_->Sequence({tree_->Literal("\""), *body, tree_->Literal("\"")});
   }
 
@@ -1254,7 +1305,9 @@ class Converter {
     bool required;
   };
 
-  Result<NodeId> ObjectOf(const JsonValue& schema, const std::string& path) {
+  // With `markup`, in that notation.
+  Result<NodeId> ObjectOf(const JsonValue& schema, const std::string& path,
+                          const ParameterMarkup* markup = nullptr) {
     DI_ASSIGN_OR_RETURN(const Bounds bounds,
                         BoundsOf(schema, "minProperties", "maxProperties", path));
     const JsonValue* declared = schema.Find("properties");
@@ -1280,6 +1333,10 @@ class Converter {
       }
     }
     const bool has_declared = declared != nullptr && !declared->if_object()->empty();
+    if (markup != nullptr && (patterns != nullptr || names != nullptr)) {
+      return Unsupported(Inside(path, patterns != nullptr ? "patternProperties" : "propertyNames"),
+                         "the names of parameters have to be listed, or free");
+    }
     if (patterns != nullptr) {
       if (has_declared || !required.empty() || names != nullptr) {
         return Unsupported(Inside(path, "patternProperties"),
@@ -1295,7 +1352,7 @@ class Converter {
       return NamedObject(*names, additional, bounds, path);
     }
     // Without "additionalProperties", an object that names properties has no others.
-    const bool open = additional == nullptr ? !has_declared && required.empty()
+    const bool open = additional == nullptr ? markup == nullptr && !has_declared && required.empty()
                                             : !(*additional == JsonValue(false));
     const JsonValue other = additional != nullptr ? *additional : JsonValue(JsonValue::Object{});
     const std::string additional_path =
@@ -1315,8 +1372,9 @@ class Converter {
           }
           continue;
         }
-        properties.push_back(
-            {Member(name, Use(value, Inside(Inside(path, "properties"), name))), is_required});
+        DI_ASSIGN_OR_RETURN(const NodeId member,
+                            Member(name, value, Inside(Inside(path, "properties"), name), markup));
+        properties.push_back({member, is_required});
       }
     }
     for (const std::string& name : required) {
@@ -1327,22 +1385,168 @@ class Converter {
             fmt::format("{} is required, but \"additionalProperties\" excludes it", Quoted(name)));
       }
       taken.push_back(name);
-      properties.push_back({Member(name, Use(other, additional_path)), true});
+      DI_ASSIGN_OR_RETURN(const NodeId member, Member(name, other, additional_path, markup));
+      properties.push_back({member, true});
     }
     std::optional<NodeId> extra;
     if (open) {
-      DI_ASSIGN_OR_RETURN(const NodeId key, KeyNotAmong(taken, path));
-      extra = tree_->Sequence({key, Colon(), Use(other, additional_path)});
+      DI_ASSIGN_OR_RETURN(const NodeId key, KeyNotAmong(taken, path, markup != nullptr));
+      if (markup != nullptr) {
+        DI_ASSIGN_OR_RETURN(const NodeId value, TaggedValue(other, additional_path, *markup));
+        extra = tree_->Sequence({markup->begin, key, value});
+      } else {
+        extra = tree_->Sequence({key, Colon(), Use(other, additional_path)});
+      }
     }
-    return Members(properties, extra, bounds, path);
+    if (markup != nullptr) {
+      return Members(properties, extra, bounds, path, {tree_->Empty(), markup->none, "", ""});
+    }
+    return Members(properties, extra, bounds, path, {Comma(), tree_->Empty(), "{", "}"});
   }
 
-  NodeId Member(const std::string& name, NodeId value) {
-    return tree_->Sequence({tree_->Literal(JsonQuoted(name)), Colon(), value});
+  Result<NodeId> Member(const std::string& name, const JsonValue& schema, const std::string& path,
+                        const ParameterMarkup* markup) {
+    if (markup == nullptr) {
+      return tree_->Sequence({tree_->Literal(JsonQuoted(name)), Colon(), Use(schema, path)});
+    }
+    if (!IsMarkupName(name)) {
+      return Unsupported(path,
+                         "the name of a parameter cannot contain quotes, control characters "
+                         "or the marker of calls");
+    }
+    DI_ASSIGN_OR_RETURN(const NodeId value, TaggedValue(schema, path, *markup));
+    const RuleId rule = tree_->AddRule(path);
+    tree_->SetBody(rule, tree_->Sequence({markup->begin, tree_->Literal(name), value}));
+    return tree_->Reference(rule);
+  }
+
+  // ---- Parameters of calls ----------------------------------------------------------------------
+  // What comes behind the name: the type, the value and the end. A string is plain text, so a
+  // schema of several types has two forms.
+  Result<NodeId> TaggedValue(const JsonValue& schema, const std::string& path,
+                             const ParameterMarkup& markup) {
+    std::vector<NodeId> texts;
+    std::vector<NodeId> jsons;
+    DI_RETURN_IF_ERROR(SplitValues(schema, path, 0, &texts, &jsons));
+    std::vector<NodeId> forms;
+    if (!texts.empty()) {
+      forms.push_back(
+          tree_->Sequence({markup.text_value, tree_->Choice(std::move(texts)), markup.end}));
+    }
+    if (!jsons.empty()) {
+      forms.push_back(
+          tree_->Sequence({markup.json_value, tree_->Choice(std::move(jsons)), markup.end}));
+    }
+    return tree_->Choice(std::move(forms));
+  }
+
+  Status SplitValues(const JsonValue& original, const std::string& path, int depth,
+                     std::vector<NodeId>* texts, std::vector<NodeId>* jsons) {
+    if (depth > kMaxAlternativeDepth) return TooDeep(path);
+    DI_ASSIGN_OR_RETURN(JsonValue schema, Flat(original, path));
+    if (schema.if_bool() != nullptr) return {};
+    DI_RETURN_IF_ERROR(CheckKeywords(schema, path));
+    for (const std::string_view keyword : {"anyOf", "oneOf"}) {
+      const JsonValue* options = schema.Find(keyword);
+      if (options == nullptr) continue;
+      DI_ASSIGN_OR_RETURN(const std::vector<JsonValue> merged,
+                          MergedAlternatives(schema, keyword, *options, path));
+      for (size_t i = 0; i < merged.size(); ++i) {
+        DI_RETURN_IF_ERROR(SplitValues(merged[i], Inside(Inside(path, keyword), std::to_string(i)),
+                                       depth + 1, texts, jsons));
+      }
+      return {};
+    }
+    DI_ASSIGN_OR_RETURN(const uint32_t types, TypesOf(schema, path));
+    if (schema.Find("const") != nullptr || schema.Find("enum") != nullptr) {
+      DI_ASSIGN_OR_RETURN(const std::vector<JsonValue> values, ListedValues(schema, types, path));
+      for (const JsonValue& value : values) {
+        const std::string* text = value.if_string();
+        if (text == nullptr) {
+          jsons->push_back(ValueText(value));
+        } else if (text->find(kMarkerText) != std::string::npos) {
+          return Unsupported(path, "a listed value contains the marker of calls");
+        } else {
+          texts->push_back(tree_->Literal(*text));
+        }
+      }
+      return {};
+    }
+    if (types & kString) {
+      DI_ASSIGN_OR_RETURN(const NodeId text, StringOf(schema, path, Spelling::kPlain));
+      texts->push_back(text);
+    }
+    JsonValue::Array others;
+    for (const auto& [name, type] : kTypeNames) {
+      if (type != kString && (types & type) != 0) others.emplace_back(std::string(name));
+    }
+    if (others.empty()) return {};
+    schema.Set("type", std::move(others));
+    jsons->push_back(Use(schema, path));
+    return {};
+  }
+
+  Result<NodeId> Parameters(const JsonValue& original, const std::string& path, int depth,
+                            const ParameterMarkup& markup) {
+    if (depth > kMaxAlternativeDepth) return TooDeep(path);
+    DI_ASSIGN_OR_RETURN(const JsonValue schema, Flat(original, path));
+    if (schema.if_bool() != nullptr) return tree_->Choice({});
+    DI_RETURN_IF_ERROR(CheckKeywords(schema, path));
+    for (const std::string_view keyword : {"anyOf", "oneOf"}) {
+      const JsonValue* options = schema.Find(keyword);
+      if (options == nullptr) continue;
+      DI_ASSIGN_OR_RETURN(const std::vector<JsonValue> merged,
+                          MergedAlternatives(schema, keyword, *options, path));
+      std::vector<NodeId> choices;
+      for (size_t i = 0; i < merged.size(); ++i) {
+        DI_ASSIGN_OR_RETURN(const NodeId choice,
+                            Parameters(merged[i], Inside(Inside(path, keyword), std::to_string(i)),
+                                       depth + 1, markup));
+        choices.push_back(choice);
+      }
+      return tree_->Choice(std::move(choices));
+    }
+    for (const char* key : {"const", "enum"}) {
+      if (schema.Find(key) != nullptr) {
+        return Unsupported(Inside(path, key), "the parameters of a tool cannot be listed values");
+      }
+    }
+    DI_ASSIGN_OR_RETURN(const uint32_t types, TypesOf(schema, path));
+    if ((types & kObject) == 0) {
+      return Wrong(Inside(path, "type"), "the parameters of a tool must be an object");
+    }
+    return ObjectOf(schema, path, &markup);
+  }
+
+  tl::unexpected<Error> TooDeep(const std::string& path) const {
+    return Fail(Code::kResourceExhausted,
+                fmt::format("More than {} levels of alternatives are inside each other at {}.",
+                            kMaxAlternativeDepth, path),
+                path);
+  }
+
+  // Any text in which the marker of calls is not spelled. Where the length is bounded from above,
+  // the bar that it begins with is left out altogether, since both cannot be counted at once.
+  NodeId PlainText(const Bounds& bounds) {
+    const auto without_bar = [&] { return tree_->Class(WithoutBar()); };
+    if (bounds.max != kUnbounded) return tree_->Repeat(without_bar(), bounds.min, bounds.max);
+    if (bounds.min == 0) return plain_text_;
+    return tree_->Sequence({tree_->Repeat(without_bar(), bounds.min, bounds.min), plain_text_});
+  }
+
+  // ---- Members of objects -----------------------------------------------------------------------
+  struct Layout {
+    NodeId separator;
+    NodeId none;  // instead of any member
+    std::string_view open;
+    std::string_view close;
+  };
+  NodeId Framed(const Layout& layout, NodeId inside) {
+    return layout.open.empty() ? inside : Braced(layout.open, inside, layout.close);
   }
 
   Result<NodeId> Members(const std::vector<Property>& properties, std::optional<NodeId> extra,
-                         const Bounds& bounds, const std::string& path) {
+                         const Bounds& bounds, const std::string& path, const Layout& layout) {
     const size_t count = properties.size();
     const auto must = static_cast<int64_t>(std::count_if(
         properties.begin(), properties.end(), [](const Property& p) { return p.required; }));
@@ -1361,29 +1565,31 @@ class Converter {
                          "keys that are not named may occur twice, so their count says nothing");
     }
     if (count == 0 && extra) {
-      const NodeId next = tree_->Sequence({Comma(), *extra});
+      const NodeId next = tree_->Sequence({layout.separator, *extra});
       std::vector<NodeId> choices;
       if (bounds.max != 0) {
         choices.push_back(tree_->Sequence(
             {*extra, tree_->Repeat(next, std::max<int64_t>(bounds.min - 1, 0),
                                    bounds.max == kUnbounded ? kUnbounded : bounds.max - 1)}));
       }
-      if (bounds.min == 0) choices.push_back(tree_->Empty());
-      return Braced("{", tree_->Choice(std::move(choices)), "}");
+      if (bounds.min == 0) choices.push_back(layout.none);
+      return Framed(layout, tree_->Choice(std::move(choices)));
     }
-    if (counts_low || counts_high) return CountedMembers(properties, extra, bounds, path);
+    if (counts_low || counts_high) {
+      return CountedMembers(properties, extra, bounds, path, layout);
+    }
 
     // Behind the first member: each of the others with its comma, in order, where it is required
     // or wanted.
-    NodeId rest =
-        extra ? tree_->Repeat(tree_->Sequence({Comma(), *extra}), 0, kUnbounded) : tree_->Empty();
+    NodeId rest = extra ? tree_->Repeat(tree_->Sequence({layout.separator, *extra}), 0, kUnbounded)
+                        : tree_->Empty();
     std::vector<NodeId> choices;
     bool may_be_empty = must == 0;
     std::vector<NodeId> begins(count);
     for (size_t i = count; i-- > 0;) {
       begins[i] = tree_->Sequence({properties[i].member, rest});
       if (i == 0) break;
-      NodeId next = tree_->Sequence({Comma(), properties[i].member});
+      NodeId next = tree_->Sequence({layout.separator, properties[i].member});
       if (!properties[i].required) next = tree_->Repeat(next, 0, 1);
       const RuleId rule = tree_->AddRule(path);
       tree_->SetBody(rule, tree_->Sequence({next, rest}));
@@ -1396,17 +1602,17 @@ class Converter {
     if (may_be_empty) {
       if (extra) {
         choices.push_back(tree_->Sequence(
-            {*extra, tree_->Repeat(tree_->Sequence({Comma(), *extra}), 0, kUnbounded)}));
+            {*extra, tree_->Repeat(tree_->Sequence({layout.separator, *extra}), 0, kUnbounded)}));
       }
-      choices.push_back(tree_->Empty());
+      choices.push_back(layout.none);
     }
-    return Braced("{", tree_->Choice(std::move(choices)), "}");
+    return Framed(layout, tree_->Choice(std::move(choices)));
   }
 
   // The same where the number of members is bounded: a rule for each place and count.
   Result<NodeId> CountedMembers(const std::vector<Property>& properties,
                                 std::optional<NodeId> extra, const Bounds& bounds,
-                                const std::string& path) {
+                                const std::string& path, const Layout& layout) {
     const auto count = static_cast<int64_t>(properties.size());
     const int64_t highest =
         bounds.max != kUnbounded ? std::min(bounds.max, count) : std::min(bounds.min, count);
@@ -1424,18 +1630,19 @@ class Converter {
       const int64_t least = std::max<int64_t>(bounds.min - n, 0);
       if (extra) {
         if (n > 0) {
-          choices.push_back(tree_->Repeat(tree_->Sequence({Comma(), *extra}), least, free));
+          choices.push_back(
+              tree_->Repeat(tree_->Sequence({layout.separator, *extra}), least, free));
         } else if (free != 0) {
           choices.push_back(
-              tree_->Sequence({*extra, tree_->Repeat(tree_->Sequence({Comma(), *extra}),
+              tree_->Sequence({*extra, tree_->Repeat(tree_->Sequence({layout.separator, *extra}),
                                                      std::max<int64_t>(least - 1, 0),
                                                      free == kUnbounded ? kUnbounded : free - 1)}));
-          if (least == 0) choices.push_back(tree_->Empty());
+          if (least == 0) choices.push_back(layout.none);
         } else {
-          choices.push_back(tree_->Empty());
+          choices.push_back(layout.none);
         }
       } else if (least == 0) {
-        choices.push_back(tree_->Empty());
+        choices.push_back(n == 0 ? layout.none : tree_->Empty());
       }
       if (!choices.empty()) {
         nodes[static_cast<size_t>(count)][static_cast<size_t>(n)] =
@@ -1451,7 +1658,7 @@ class Converter {
         const int64_t more = bounds.max == kUnbounded ? std::min(n + 1, highest) : n + 1;
         if (more <= highest && next[static_cast<size_t>(more)] >= 0) {
           std::vector<NodeId> parts;
-          if (n > 0) parts.push_back(Comma());
+          if (n > 0) parts.push_back(layout.separator);
           parts.push_back(property.member);
           parts.push_back(next[static_cast<size_t>(more)]);
           choices.push_back(tree_->Sequence(std::move(parts)));
@@ -1466,7 +1673,7 @@ class Converter {
       }
     }
     if (nodes[0][0] < 0) return tree_->Choice({});
-    return Braced("{", nodes[0][0], "}");
+    return Framed(layout, nodes[0][0]);
   }
 
   Result<NodeId> PatternObject(const JsonValue& patterns, const JsonValue* additional,
@@ -1505,8 +1712,18 @@ class Converter {
 
   // A key in JSON's plain spelling that is none of these, so that a named property cannot come
   // again under its own name.
-  Result<NodeId> KeyNotAmong(const std::vector<std::string>& taken, const std::string& path) {
-    if (taken.empty()) return JsonString(FreeCharacter(), 0, kUnbounded);
+  // `plain`: as it stands in a tag, which has neither quotes nor white space in free names.
+  Result<NodeId> KeyNotAmong(const std::vector<std::string>& taken, const std::string& path,
+                             bool plain) {
+    const CodePointSet plain_characters =
+        Complement({{0, ' '}, {'"', '"'}, {0x7F, 0xA0}, {kMarkerBar, kMarkerBar}});
+    if (taken.empty()) {
+      return plain ? tree_->Repeat(tree_->Class(plain_characters), 1, kUnbounded)
+                   : JsonString(FreeCharacter(), 0, kUnbounded);
+    }
+    const auto characters = [&](const CodePointSet& set) {
+      return plain ? tree_->Class(Intersection(set, plain_characters)) : JsonCharacters(set, tree_);
+    };
     struct State {
       bool is_key = false;
       std::map<uint32_t, size_t> next;
@@ -1538,16 +1755,18 @@ class Converter {
       CodePointSet used;
       for (const auto& [code_point, to] : states[i].next) {
         used.push_back({code_point, code_point});
-        choices.push_back(tree_->Sequence(
-            {JsonCharacters({{code_point, code_point}}, tree_), tree_->Reference(rules[to])}));
+        choices.push_back(
+            tree_->Sequence({characters({{code_point, code_point}}), tree_->Reference(rules[to])}));
       }
       // Another character, and then anything.
-      choices.push_back(tree_->Automaton(
-          tree_->Sequence({JsonCharacters(Complement(used), tree_),
-                           tree_->Repeat(JsonCharacters(Complement({}), tree_), 0, kUnbounded)})));
-      if (!states[i].is_key) choices.push_back(tree_->Empty());
+      const GrammarTree::NodeId rest =
+          tree_->Sequence({characters(Complement(used)),
+                           tree_->Repeat(characters(Complement({})), 0, kUnbounded)});
+      choices.push_back(plain ? rest : tree_->Automaton(rest));
+      if (!states[i].is_key && (!plain || i > 0)) choices.push_back(tree_->Empty());
       tree_->SetBody(rules[i], tree_->Choice(std::move(choices)));
     }
+    if (plain) return tree_->Reference(rules[0]);
     return tree_->Sequence(
         {tree_->Literal("\""), tree_->Reference(rules[0]), tree_->Literal("\"")});
   }
@@ -1557,6 +1776,8 @@ class Converter {
   GrammarTree* tree_;
   std::deque<Work> work_;
   std::unordered_map<std::string, RuleId> rule_of_schema_;
+  std::unordered_map<std::string, RuleId>* shared_rules_ = nullptr;
+  NodeId plain_text_ = -1;  // of a ParameterMarkup
   int64_t spent_ = 0;
 };
 
@@ -1569,6 +1790,46 @@ Status SchemaToTree(const JsonValue& schema, const JsonTextOptions& options, Gra
 Status JsonObjectToTree(const JsonTextOptions& options, GrammarTree* tree) {
   const JsonValue any = JsonValue::Object{};
   return Converter(any, options, tree).ConvertAnyObject();
+}
+
+NodeId PlainTextToTree(GrammarTree* tree) {
+  // Text without a bar is a loop of one class, in which the library's masks are ready; then a state
+  // each for what has been seen of the marker: the bar, and so many characters behind it.
+  const RuleId text = tree->AddRule("text");
+  std::vector<RuleId> seen;
+  for (size_t i = 0; i <= kMarkerRest.size(); ++i) seen.push_back(tree->AddRule("text"));
+  const auto bar = [&] {
+    return tree->Sequence({tree->Class({{kMarkerBar, kMarkerBar}}), tree->Reference(seen[0])});
+  };
+  tree->SetBody(text, tree->Sequence({tree->Repeat(tree->Class(WithoutBar()), 0, kUnbounded),
+                                      tree->Repeat(bar(), 0, 1)}));
+  for (size_t i = 0; i < seen.size(); ++i) {
+    CodePointSet others = WithoutBar();
+    std::vector<NodeId> choices = {tree->Empty()};
+    if (i < kMarkerRest.size()) {
+      const auto next = static_cast<uint32_t>(kMarkerRest[i]);
+      others = Intersection(others, Complement({{next, next}}));
+      choices.push_back(
+          tree->Sequence({tree->Class({{next, next}}), tree->Reference(seen[i + 1])}));
+      choices.push_back(bar());
+    }
+    choices.push_back(tree->Sequence({tree->Class(others), tree->Reference(text)}));
+    tree->SetBody(seen[i], tree->Choice(std::move(choices)));
+  }
+  return tree->Reference(text);
+}
+
+bool IsMarkupName(std::string_view name) {
+  return name.find(kMarkerText) == std::string_view::npos &&
+         std::none_of(name.begin(), name.end(), [](char c) {
+           return c == '"' || static_cast<unsigned char>(c) < ' ' || c == '\x7F';
+         });
+}
+
+Result<GrammarTree::NodeId> ParametersToTree(const JsonValue& schema,
+                                             const JsonTextOptions& options,
+                                             const ParameterMarkup& markup, GrammarTree* tree) {
+  return Converter(schema, options, tree).ConvertParameters(markup);
 }
 
 }  // namespace deepinfer
