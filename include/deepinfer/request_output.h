@@ -14,12 +14,12 @@
 namespace deepinfer {
 
 enum class FinishReason : uint8_t {
-  kNone,      // still running; seen in stream events only
-  kStop,      // an end token or a stop string; CompletionOutput::stop_reason tells which
-  kLength,    // max_tokens or the context limit
-  kAbort,     // the caller asked to stop
-  kError,     // CompletionOutput::error tells why
-  kDeadline,  // Request::timeout_seconds has passed; what there is of the output is reported
+  kNone,       // still running; seen in stream events only
+  kStop,       // an end token or a stop string; CompletionOutput::stop_reason tells which
+  kLength,     // max_tokens or the context limit
+  kAbort,      // the caller asked to stop
+  kError,      // CompletionOutput::error tells why
+  kDeadline,   // Request::timeout_seconds has passed; what there is of the output is reported
   kToolCalls,  // as kStop, and the answer of a conversation has calls
 };
 
@@ -45,11 +45,11 @@ struct TokenLogprobs {
 };
 
 struct CompletionOutput {
-  int64_t index = 0;               // 0 ... n-1
+  int64_t index = 0;  // 0 ... n-1
   // Always valid UTF-8. The answer to a conversation: its content, without reasoning and calls.
   std::string text;
   std::optional<ParsedMessage> message;  // the answer to a conversation
-  std::vector<int32_t> token_ids;  // end tokens included
+  std::vector<int32_t> token_ids;        // end tokens included
   FinishReason finish_reason = FinishReason::kNone;
   // The stop string or the end token's id; empty unless finish_reason is kStop or kToolCalls.
   std::variant<std::monostate, std::string, int64_t> stop_reason;

@@ -21,6 +21,8 @@ GrammarSpec::Kind KindOf(StructuredOutput::Kind kind) {
       return GrammarSpec::Kind::kEbnf;
     case StructuredOutput::Kind::kChoice:
       return GrammarSpec::Kind::kChoice;
+    case StructuredOutput::Kind::kToolCalls:
+      return GrammarSpec::Kind::kToolCalls;
     case StructuredOutput::Kind::kStructuralTag:
       break;
   }
@@ -34,6 +36,7 @@ std::unique_ptr<GrammarCompiler> MakeGrammarCompiler(const Tokenizer& tokenizer,
                                                      int64_t vocab_size) {
   GrammarVocabulary vocabulary;
   vocabulary.vocab_size = vocab_size;
+  vocabulary.call_marker_id = tokenizer.IdOf("｜DSML｜");
   vocabulary.end_ids.assign(end_ids.begin(), end_ids.end());
   vocabulary.token_bytes.reserve(static_cast<size_t>(tokenizer.vocab_size()));
   for (int32_t id = 0; id < tokenizer.vocab_size(); ++id) {
@@ -51,7 +54,9 @@ ConstraintCompiler ConstraintCompilerOf(GrammarCompiler& compiler) {
                         compiler.Compile({.kind = KindOf(output.kind),
                                           .text = output.schema,
                                           .choices = output.choices,
-                                          .max_whitespace = output.max_whitespace}));
+                                          .max_whitespace = output.max_whitespace,
+                                          .tool_calls = {.dialect = output.dialect,
+                                                         .inside_block = output.inside_block}}));
     return ConstraintFactory(
         [grammar = std::move(grammar)] { return grammar->NewMatcher(kMaxRollback); });
   };

@@ -6,6 +6,7 @@
 
 #include "base/check.h"
 #include "base/error.h"
+#include "base/json_value.h"
 #include "base/utf8.h"
 #include "text/chat_render.h"
 
@@ -131,9 +132,47 @@ std::optional<StructuredOutput> FormatOf(const ResponseFormat& format) {
   return output;
 }
 
-// The constraint of a conversation's answer: the request's own or the response format's. It begins
-// where the reasoning ends.
-Status ConstrainAnswer(const Chat& chat, const Tokenizer& tokenizer,
+// The functions of a conversation's tools as a JSON list.
+Result<std::string> ToolsJson(const std::vector<Tool>& tools) {
+  JsonValue::Array list;
+  for (const Tool& tool : tools) {
+    DI_ASSIGN_OR_RETURN(JsonValue function, JsonValue::Parse(tool.function));
+    if (!tool.recipe_parameters.empty()) {
+      DI_ASSIGN_OR_RETURN(JsonValue parameters, JsonValue::Parse(tool.recipe_parameters));
+      function.Set("parameters", std::move(parameters));
+    }
+    list.push_back(JsonValue::Object{{"type", "function"}, {"function", std::move(function)}});
+  }
+  return JsonValue(std::move(list)).DumpCompact();
+}
+
+// Calls that the prompt forces, and those of strict tools, follow the tools' schemas.
+Result<std::optional<StructuredOutput>> CallsOf(const Chat& chat, const Tokenizer& tokenizer,
+                                                ChatDialect dialect) {
+  const bool forced = chat.tool_choice == ToolChoice::kRequired;
+  const bool strict = chat.tool_choice == ToolChoice::kAuto &&
+                      std::any_of(chat.tools.begin(), chat.tools.end(),
+                                  [](const Tool& tool) { return tool.strict; });
+  if (chat.tools.empty() || (!forced && !strict)) return std::optional<StructuredOutput>();
+  StructuredOutput calls;
+  calls.kind = StructuredOutput::Kind::kToolCalls;
+  DI_ASSIGN_OR_RETURN(calls.schema, ToolsJson(chat.tools));
+  calls.dialect = dialect;
+  calls.inside_block = forced;
+  if (!forced) {
+    const std::optional<int32_t> marker = tokenizer.IdOf("｜DSML｜");
+    if (!marker.has_value()) {
+      return Fail(Code::kUnsupported, "the tokenizer has no token '｜DSML｜' for calls of tools.",
+                  "tools");
+    }
+    calls.trigger_token_ids = {*marker};
+  }
+  return std::optional<StructuredOutput>(std::move(calls));
+}
+
+// The constraint of a conversation's answer: the request's own, the response format's or that of
+// its calls. It begins where the reasoning ends.
+Status ConstrainAnswer(const Chat& chat, const Tokenizer& tokenizer, ChatDialect dialect,
                        OutputParserOptions::Start start, std::optional<StructuredOutput>* output) {
   std::optional<StructuredOutput> format = FormatOf(chat.response_format);
   if (format.has_value() && output->has_value()) {
@@ -142,9 +181,20 @@ Status ConstrainAnswer(const Chat& chat, const Tokenizer& tokenizer,
                 "follows one description.",
                 "response_format");
   }
+  if (output->has_value() && chat.tool_choice == ToolChoice::kRequired && !chat.tools.empty()) {
+    return Fail(
+        Code::kInvalidArgument,
+        "tool_choice forces a call, and sampling_params.structured_output describes another "
+        "output; give one of them.",
+        "tool_choice");
+  }
   // With tools the model may call instead of answering, so the format cannot be enforced.
   if (format.has_value() && chat.tools.empty()) *output = std::move(format);
-  if (!output->has_value() || !(*output)->trigger_token_ids.empty()) return {};
+  if (!output->has_value()) {
+    DI_ASSIGN_OR_RETURN(*output, CallsOf(chat, tokenizer, dialect));
+    return {};
+  }
+  if (!(*output)->trigger_token_ids.empty()) return {};
   const bool reasons = start == OutputParserOptions::Start::kReasoning ||
                        start == OutputParserOptions::Start::kReasoningContinuation;
   if (!reasons) return {};
@@ -165,7 +215,8 @@ Status ResolveChat(const Chat& chat, const Tokenizer& tokenizer, EngineRequest* 
   }
   DI_ASSIGN_OR_RETURN(resolved->prompt, EncodeChatPrompt(tokenizer, prompt));
   resolved->answer = prompt.parser;
-  return ConstrainAnswer(chat, tokenizer, prompt.parser.start, &resolved->params.structured_output);
+  return ConstrainAnswer(chat, tokenizer, dialect, prompt.parser.start,
+                         &resolved->params.structured_output);
 }
 
 Status ResolvePrompt(const Request& request, const Tokenizer& tokenizer, int64_t vocab_size,

@@ -642,6 +642,7 @@ void GrammarTree::PrintPattern(NodeId id, std::string* out) const {
       for (int64_t i = node.min; i < node.max; ++i) *out += "|)";
       break;
     }
+    case Kind::kToken:
     case Kind::kReference:
       DI_CHECK(false);
   }

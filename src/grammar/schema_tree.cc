@@ -1759,9 +1759,8 @@ class Converter {
             tree_->Sequence({characters({{code_point, code_point}}), tree_->Reference(rules[to])}));
       }
       // Another character, and then anything.
-      const GrammarTree::NodeId rest =
-          tree_->Sequence({characters(Complement(used)),
-                           tree_->Repeat(characters(Complement({})), 0, kUnbounded)});
+      const GrammarTree::NodeId rest = tree_->Sequence(
+          {characters(Complement(used)), tree_->Repeat(characters(Complement({})), 0, kUnbounded)});
       choices.push_back(plain ? rest : tree_->Automaton(rest));
       if (!states[i].is_key && (!plain || i > 0)) choices.push_back(tree_->Empty());
       tree_->SetBody(rules[i], tree_->Choice(std::move(choices)));

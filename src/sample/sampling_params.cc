@@ -74,6 +74,7 @@ void CheckStructuredOutput(const StructuredOutput& output, Problems& problems) {
     case Kind::kRegex:
     case Kind::kEbnf:
     case Kind::kStructuralTag:
+    case Kind::kToolCalls:
       if (output.schema.empty()) problems.Add(schema, schema + " is empty.");
       break;
     case Kind::kJsonObject:
