@@ -50,15 +50,20 @@ std::unique_ptr<GrammarCompiler> MakeGrammarCompiler(const Tokenizer& tokenizer,
 
 ConstraintCompiler ConstraintCompilerOf(GrammarCompiler& compiler) {
   return [&compiler](const StructuredOutput& output) -> Result<ConstraintFactory> {
-    DI_ASSIGN_OR_RETURN(std::shared_ptr<const CompiledGrammar> grammar,
-                        compiler.Compile({.kind = KindOf(output.kind),
-                                          .text = output.schema,
-                                          .choices = output.choices,
-                                          .max_whitespace = output.max_whitespace,
-                                          .tool_calls = {.dialect = output.dialect,
-                                                         .inside_block = output.inside_block}}));
+    Result<std::shared_ptr<const CompiledGrammar>> compiled = compiler.Compile(
+        {.kind = KindOf(output.kind),
+         .text = output.schema,
+         .choices = output.choices,
+         .max_whitespace = output.max_whitespace,
+         .tool_calls = {.dialect = output.dialect, .inside_block = output.inside_block}});
+    if (!compiled.has_value()) {
+      // Places in a description begin with '#'.
+      Error error = std::move(compiled.error());
+      error.field = "structured_output" + error.field;
+      return tl::unexpected<Error>(std::move(error));
+    }
     return ConstraintFactory(
-        [grammar = std::move(grammar)] { return grammar->NewMatcher(kMaxRollback); });
+        [grammar = std::move(*compiled)] { return grammar->NewMatcher(kMaxRollback); });
   };
 }
 

@@ -1712,11 +1712,12 @@ class Converter {
 
   // A key in JSON's plain spelling that is none of these, so that a named property cannot come
   // again under its own name.
-  // `plain`: as it stands in a tag, which has neither quotes nor white space in free names.
+  // `plain`: as it stands in a tag, where readers of free names agree: no quotes, backslashes and
+  // white space.
   Result<NodeId> KeyNotAmong(const std::vector<std::string>& taken, const std::string& path,
                              bool plain) {
     const CodePointSet plain_characters =
-        Complement({{0, ' '}, {'"', '"'}, {0x7F, 0xA0}, {kMarkerBar, kMarkerBar}});
+        Complement({{0, ' '}, {'"', '"'}, {'\\', '\\'}, {0x7F, 0xA0}, {kMarkerBar, kMarkerBar}});
     if (taken.empty()) {
       return plain ? tree_->Repeat(tree_->Class(plain_characters), 1, kUnbounded)
                    : JsonString(FreeCharacter(), 0, kUnbounded);
