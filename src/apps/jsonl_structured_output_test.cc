@@ -89,7 +89,7 @@ TEST(StructuredOutputFields, ThePublishedEnginesFieldHasItsMeaning) {
       {R"({"schema_type": "xml", "schema": "{}"})", "schema_type", "'xml'; allowed are json"},
       {R"({"schema_type": "json", "schema": ""})", "schema", "is empty"},
       {R"({"schema_type": "json", "schema": ["a"]})", "schema", "only choice has one"},
-      {R"({"schema_type": "json", "schema": 5})", "schema", "an object, or a string"},
+      {R"({"schema_type": "json", "schema": 5})", "schema", "an object, true, false, or a string"},
       {R"({"schema_type": "regex", "schema": {"a": 1}})", "schema", "allowed is a text"},
       {R"({"schema_type": "choice", "schema": "a"})", "schema", "a list of texts"},
       {R"({"schema_type": "choice", "schema": []})", "schema", "a list of texts"},
@@ -165,8 +165,8 @@ TEST(StructuredOutputFields, EmptyOnesAreErrors) {
   EXPECT_THAT(Bad(R"("structured_outputs": {})").message, HasSubstr("one is needed"));
   EXPECT_THAT(Bad(R"("structured_outputs": {"json_object": false})").message,
               HasSubstr("one is needed"));
-  EXPECT_THAT(Bad(R"("structured_outputs": {"json": true})").message,
-              HasSubstr("an object, or a string"));
+  EXPECT_THAT(Bad(R"("structured_outputs": {"json": 1})").message,
+              HasSubstr("an object, true, false, or a string"));
   EXPECT_THAT(Bad(R"("guided_backend": "x")").message, HasSubstr("not a known field"));
 }
 

@@ -327,11 +327,16 @@ void AddGenerateCommand(CLI::App& app, const std::string& resume_command, int& s
   command->footer(
       "Input lines: {\"id\", one of \"prompt\", \"prompt_token_ids\", \"messages\", and optionally "
       "\"sampling_params\", \"user_id\",\n"
-      "\"priority\", \"timeout_seconds\", \"cache_salt\", and with \"messages\" \"thinking_mode\" "
-      "(thinking or chat) and \"reasoning_effort\"\n"
-      "(1 to 100, low, high or max)}. Blank lines are skipped; a line that is wrong gets an error "
-      "object in the output and harms no\n"
-      "other. Output lines keep the input's order.\n"
+      "\"priority\", \"timeout_seconds\", \"cache_salt\"}. Blank lines are skipped; a line that is "
+      "wrong gets an error object in the\n"
+      "output and harms no other. Output lines keep the input's order.\n"
+      "With \"messages\" also \"tools\", \"tool_choice\", \"response_format\", \"thinking\" or "
+      "\"thinking_mode\" (thinking or chat),\n"
+      "\"reasoning_effort\" (1 to 100, low, high or max), \"encoding_profile\" (recipe or "
+      "checkpoint), \"drop_thinking\".\n"
+      "What an output must look like is said in \"sampling_params\": {\"structured_outputs\": {one "
+      "of \"json\", \"regex\", \"choice\",\n"
+      "\"grammar\", \"json_object\", \"structural_tag\"}}, or by \"response_format\".\n"
       "Results of a job whose output is a file are kept in OUTPUT.partial until all are there; "
       "--resume continues a job that was stopped.\n"
       "Exit status: 0 every line is fine, 3 finished but some lines failed, 4 stopped by "
@@ -447,11 +452,11 @@ void AddParseCommand(CLI::App& app, int& status) {
   CLI::App* command =
       app.add_subcommand("parse", "Turn answers into reasoning, content and tool calls");
   command->footer(
-      "Lines are {\"id\", \"text\" or \"ids\", \"parser\", \"finish\", \"cuts\"}; ids need --model "
-      "or "
-      "--tokenizer. Exit status: 0 every line is fine, 3 finished but some lines failed, 1 "
-      "failure, "
-      "2 wrong usage, 130 interrupted, 141 nobody reads the output.");
+      "Input lines: {\"id\", \"text\" or \"ids\", and optionally \"parser\", \"finish\", "
+      "\"cuts\"}; ids need --model or\n"
+      "--tokenizer. docs/answers.md describes them.\n"
+      "Exit status: 0 every line is fine, 3 finished but some lines failed, 1 failure, 2 wrong "
+      "usage, 130 interrupted, 141 nobody reads the output.");
   CLI::Option* model = command->add_option("--model", options->model, "Checkpoint directory");
   command->add_option("--tokenizer", options->tokenizer, "A tokenizer.json")->excludes(model);
   command
@@ -475,9 +480,8 @@ void AddRenderCommand(CLI::App& app, int& status) {
       "render", "Turn lines of requests or conversations into lines of prompts and token ids");
   command->footer(
       "Input lines: {\"id\", one of \"request\" (with \"api\" and \"options\"), \"conversation\" "
-      "and "
-      "\"messages\" (with \"mode\", \"effort\" and \"drop_thinking\")}. docs/chat.md describes "
-      "them.\n"
+      "and \"messages\" (with \"mode\",\n"
+      "\"effort\" and \"drop_thinking\")}. docs/chat.md describes them.\n"
       "Exit status: 0 every line is fine, 3 finished but some lines failed, 1 failure, 2 wrong "
       "usage, 130 interrupted, 141 nobody reads the output.");
   CLI::Option* model =
@@ -644,6 +648,12 @@ void AddBenchCommand(CLI::App& app, int& status) {
   auto grammar = std::make_shared<BenchGrammarOptions>();
   CLI::App* grammar_command = command->add_subcommand(
       "grammar", "Time the compilation of schemas and the masks along documents");
+  grammar_command->footer(
+      "Lines of --schemas are {\"name\", \"kind\", \"schema\", \"documents\"}; each document is "
+      "followed "
+      "token "
+      "by token, with a mask before each.\n"
+      "tools/bench_xgrammar.py times the Python package over the same file.");
   grammar_command->add_option("--tokenizer", grammar->tokenizer, "The file tokenizer.json")
       ->required();
   grammar_command->add_option("--schemas", grammar->schemas, "Schemas and documents, JSON lines")
@@ -651,7 +661,8 @@ void AddBenchCommand(CLI::App& app, int& status) {
   grammar_command->add_option("--rounds", grammar->rounds, "Times that each document is followed")
       ->check(CLI::Range(1, 1000))
       ->capture_default_str();
-  grammar_command->add_option("--json", grammar->json, "Write the results to this file");
+  grammar_command->add_option("--json", grammar->json, "Write the results to this file")
+      ->check(FileName());
   grammar_command->callback([grammar, &status] { status = RunBenchGrammar(*grammar); });
 }
 

@@ -172,6 +172,43 @@ TEST_F(BatchRunnerTest, AStructuredOutputBeginsAfterReasoningWhereThereIsAny) {
   EXPECT_TRUE(TriggerOf(text).empty());
 }
 
+TEST_F(BatchRunnerTest, AResponseFormatIsEnforcedAfterReasoningUnlessThereAreTools) {
+  const int64_t close = *TestTokenizer().IdOf("</think>");
+  Request request = Text("chat", "");
+  Chat chat;
+  chat.messages.emplace_back().content.text = "As json, please.";
+  chat.response_format.kind = ResponseFormat::Kind::kJsonSchema;
+  chat.response_format.schema = R"({"type":"integer"})";
+  const auto resolved = [&](const Chat& conversation) {
+    request.prompt = conversation;
+    return ResolveRequest(request, TestTokenizer(), 512, [] { return uint64_t{1}; });
+  };
+  for (const bool thinking : {true, false}) {
+    chat.thinking = thinking;
+    const auto result = resolved(chat);
+    ASSERT_TRUE(result.has_value()) << result.error().message;
+    ASSERT_TRUE(result->params.structured_output.has_value());
+    EXPECT_EQ(result->params.structured_output->kind, StructuredOutput::Kind::kJsonSchema);
+    EXPECT_EQ(result->params.structured_output->schema, chat.response_format.schema);
+    EXPECT_EQ(result->params.structured_output->trigger_token_ids,
+              thinking ? std::vector<int64_t>{close} : std::vector<int64_t>{});
+  }
+  // A model with tools may call in place of answering.
+  Chat with_tools = chat;
+  Tool& tool = with_tools.tools.emplace_back();
+  tool.name = "f";
+  tool.function = R"({"name": "f"})";
+  const auto tools = resolved(with_tools);
+  ASSERT_TRUE(tools.has_value()) << tools.error().message;
+  EXPECT_FALSE(tools->params.structured_output.has_value());
+  // Two descriptions are one too many.
+  request.sampling_params.structured_output.emplace().schema = "{}";
+  const auto both = resolved(chat);
+  ASSERT_FALSE(both.has_value());
+  EXPECT_EQ(both.error().field, "response_format");
+  EXPECT_THAT(both.error().message, HasSubstr("both given"));
+}
+
 TEST_F(BatchRunnerTest, DescriptionsThatAreNotUtf8AreRefusedByName) {
   Request request = Text("a", "the");
   request.sampling_params.structured_output.emplace().schema = "a\xff";

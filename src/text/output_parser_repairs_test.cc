@@ -167,6 +167,24 @@ TEST(OutputParserRepairsTest, OpenersAreAcceptedInEverySpelling) {
   }
 }
 
+// The notation of this model has a space behind the marker; the one before had none, and another
+// name for the block.
+TEST(OutputParserRepairsTest, T039BothGenerationsNotationsGiveTheSameCalls) {
+  const auto notation = [](const std::string& block, const std::string& space) {
+    const std::string at = "@" + space;
+    return "Hi.\n\n<" + at + block + ">\n<" + at + "invoke name=\"f\">\n<" + at +
+           "parameter name=\"a\" string=\"true\">1</" + at + "parameter>\n<" + at +
+           "parameter name=\"b\" string=\"false\">[2]</" + at + "parameter>\n</" + at +
+           "invoke>\n<" + at + "invoke name=\"g\">\n</" + at + "invoke>\n</" + at + block + ">";
+  };
+  for (const std::string& text : {notation("calls", " "), notation("tool_calls", "")}) {
+    const Answer answer = ParseMarkup(text);
+    EXPECT_EQ(answer.calls, (Calls{{"f", R"({"a": "1", "b": [2]})"}, {"g", "{}"}})) << text;
+    EXPECT_EQ(answer.content, "Hi.");
+    EXPECT_EQ(answer.end, OutputEnd::kToolCalls);
+  }
+}
+
 TEST(OutputParserRepairsTest, RepeatedAndOrphanClosersAreAbsorbed) {
   const std::string call = std::string("<@ invoke name=\"f\">\n") + kA + "</@ invoke>\n";
   for (const std::string tail : {"</@ calls>", "</@ calls></@ calls>", "</@ calls>\n</@tool_calls>",
