@@ -12,7 +12,7 @@ ALLOWED = {
     "weights": {"tensor", "base"},
     "text": {"base"},
     "sample": {"base"},
-    "grammar": {"sample", "base"},
+    "grammar": {"sample", "text", "base"},
     "state": {"tensor", "base"},
     "sched": {"state", "base"},
     "model": {"ops", "weights", "tensor", "base"},

@@ -31,8 +31,9 @@ struct Request {
   std::string id;  // returned in the output; not interpreted
   // A text (special tokens are recognised in it, and the beginning-of-sentence token is put in
   // front unless it is there), token ids as they are, or a conversation. The answer to a
-  // conversation is parsed: CompletionOutput::message. Its response format and its forced or strict
-  // tools are enforced as a structured output is, after the reasoning.
+  // conversation is parsed: CompletionOutput::message. Chat::tools that are forced or strict, and
+  // Chat::response_format where there are no tools, are enforced as a structured output is, after
+  // the reasoning.
   std::variant<std::string, std::vector<int64_t>, Chat> prompt;
   SamplingParams sampling_params;
   // Who asks: work is shared out fairly between users. Any text of at most 256 bytes.

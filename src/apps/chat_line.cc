@@ -22,9 +22,17 @@ constexpr std::array<std::string_view, 9> kFields = {
 constexpr std::array<std::string_view, 8> kMessageFields = {
     "role",   "content", "reasoning_content", "tool_calls", "tool_call_id",
     "prefix", "name",    "reasoning"};
+// The checkpoint's own message format has more, and its own name for a prefix.
+constexpr std::array<std::string_view, 4> kCheckpointMessageFields = {"tools", "response_format",
+                                                                      "task", "wo_eos"};
 
 tl::unexpected<Error> Problem(std::string field, std::string message) {
   return tl::unexpected<Error>(Error{Code::kInvalidArgument, std::move(message), std::move(field)});
+}
+
+template <class Names>
+bool Contains(const Names& names, std::string_view name) {
+  return std::find(names.begin(), names.end(), name) != names.end();
 }
 
 bool SaysNothing(const JsonValue& value) {
@@ -32,7 +40,7 @@ bool SaysNothing(const JsonValue& value) {
 }
 
 // Refuses fields without effect, and gives reasoning its name: some servers call it "reasoning".
-Status NormalizeMessages(JsonValue* messages) {
+Status NormalizeMessages(bool checkpoint, JsonValue* messages) {
   JsonValue::Array* list = messages->if_array();
   if (list == nullptr) return {};  // the conversion says what is wrong
   for (size_t i = 0; i < list->size(); ++i) {
@@ -45,13 +53,18 @@ Status NormalizeMessages(JsonValue* messages) {
     const bool has_reasoning_content = (*list)[i].Find("reasoning_content") != nullptr;
     for (JsonValue::Member& member : *message) {
       const std::string field = fmt::format("messages[{}].{}", i, member.first);
-      if (std::find(kMessageFields.begin(), kMessageFields.end(), member.first) ==
-          kMessageFields.end()) {
-        return Problem(field,
-                       fmt::format("{} is no field of a message; these are role, content, "
-                                   "reasoning_content, tool_calls, tool_call_id, prefix and name.",
-                                   field));
+      if (checkpoint && Contains(kCheckpointMessageFields, member.first)) continue;
+      if (!Contains(kMessageFields, member.first)) {
+        return Problem(
+            field,
+            fmt::format("{} is no field of a message; these are role, content, "
+                        "reasoning_content, tool_calls, tool_call_id, prefix and name{}.",
+                        field, checkpoint ? ", tools, response_format, task and wo_eos" : ""));
       }
+      if (checkpoint && member.first == "prefix") member.first = "wo_eos";
+      // Some servers' name for what this model calls system.
+      if (member.first == "role" && member.second == JsonValue("developer"))
+        member.second = JsonValue("system");
       if (member.first != "reasoning") continue;
       if (has_reasoning_content) {
         return Problem(field, fmt::format("{} and reasoning_content are both given; they are the "
@@ -95,6 +108,13 @@ Result<Chat> RecipeChat(const JsonValue& fields) {
     return Problem("drop_thinking",
                    "drop_thinking is given; it has a meaning with encoding_profile \"checkpoint\" "
                    "only.");
+  }
+  const JsonValue* choice = fields.Find("tool_choice");
+  const JsonValue* tools = fields.Find("tools");
+  if (choice != nullptr && *choice != JsonValue("auto") && *choice != JsonValue("none") &&
+      (tools == nullptr || SaysNothing(*tools))) {
+    return Problem("tool_choice", fmt::format("tool_choice is {}, but there are no tools.",
+                                              Quoted(choice->DumpCompact())));
   }
   JsonValue body = Without(fields, {"thinking_mode", "encoding_profile"});
   body.Set("model", "any");
@@ -145,13 +165,15 @@ Result<Chat> CheckpointChat(const JsonValue& fields) {
     line.Set("effort", *effort);
   if (const JsonValue* drop = fields.Find("drop_thinking"); drop != nullptr)
     line.Set("drop_thinking", *drop);
-  return ChatFromCheckpointMessages(line);
+  Result<Chat> read = ChatFromCheckpointMessages(line);
+  if (!read.has_value() && read.error().field == "effort") read.error().field = "reasoning_effort";
+  return read;
 }
 
 }  // namespace
 
 bool IsChatField(std::string_view name) {
-  return std::find(kFields.begin(), kFields.end(), name) != kFields.end();
+  return Contains(kFields, name);
 }
 
 Result<Chat> ChatFromLine(const JsonValue& fields) {
@@ -168,11 +190,11 @@ Result<Chat> ChatFromLine(const JsonValue& fields) {
     profile = *name;
   }
   DI_RETURN_IF_ERROR(ApplyThinkingMode(&chat));
-  if (profile == "checkpoint") return CheckpointChat(chat);
+  const bool checkpoint = profile == "checkpoint";
   JsonValue messages = *chat.Find("messages");
-  DI_RETURN_IF_ERROR(NormalizeMessages(&messages));
+  DI_RETURN_IF_ERROR(NormalizeMessages(checkpoint, &messages));
   chat.Set("messages", std::move(messages));
-  return RecipeChat(chat);
+  return checkpoint ? CheckpointChat(chat) : RecipeChat(chat);
 }
 
 }  // namespace deepinfer

@@ -555,7 +555,7 @@ class ConstraintFields {
     std::vector<std::string> choices;
     bool has_type = false;
     bool has_schema = false;
-    bool schema_is_object = false;
+    bool schema_is_text = true;
     reader_.ReadObject(
         path, value, "schema_type, schema, trigger_token_ids and bound_token_id",
         [&](const std::string& key, const std::string& field, ondemand::value item) {
@@ -566,7 +566,7 @@ class ConstraintFields {
             if (item.type().get(json) == simdjson::SUCCESS && json == ondemand::json_type::array) {
               reader_.Read(field, item, &choices);
             } else {
-              schema_is_object = json == ondemand::json_type::object;
+              schema_is_text = json == ondemand::json_type::string;
               ReadJson(field, item, &schema);
             }
             return true;
@@ -600,9 +600,9 @@ class ConstraintFields {
       if (choices.empty()) reader_.Add(schema_field, schema_field + " must be a list of texts.");
     } else if (!choices.empty()) {
       reader_.Add(schema_field, schema_field + " is a list; only choice has one.");
-    } else if (schema_is_object && output_.kind != Kind::kJsonSchema &&
+    } else if (!schema_is_text && output_.kind != Kind::kJsonSchema &&
                output_.kind != Kind::kStructuralTag) {
-      reader_.Add(schema_field, schema_field + " is an object; allowed is a text.");
+      reader_.Add(schema_field, schema_field + " is no text; allowed is a text.");
     } else if (needs_schema) {
       CheckNotEmpty(schema_field, schema);
     }

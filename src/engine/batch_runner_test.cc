@@ -201,12 +201,65 @@ TEST_F(BatchRunnerTest, AResponseFormatIsEnforcedAfterReasoningUnlessThereAreToo
   const auto tools = resolved(with_tools);
   ASSERT_TRUE(tools.has_value()) << tools.error().message;
   EXPECT_FALSE(tools->params.structured_output.has_value());
+  // Hidden ones it cannot call.
+  with_tools.tool_choice = ToolChoice::kNone;
+  EXPECT_TRUE(resolved(with_tools)->params.structured_output.has_value());
+  // From the middle of an answer no format can be enforced.
+  Chat continued = chat;
+  continued.messages.emplace_back().role = Role::kAssistant;
+  continued.messages.back().content.text = "{";
+  continued.messages.back().prefix = true;
+  const auto middle = resolved(continued);
+  ASSERT_FALSE(middle.has_value());
+  EXPECT_EQ(middle.error().field, "response_format");
   // Two descriptions are one too many.
   request.sampling_params.structured_output.emplace().schema = "{}";
   const auto both = resolved(chat);
   ASSERT_FALSE(both.has_value());
   EXPECT_EQ(both.error().field, "response_format");
   EXPECT_THAT(both.error().message, HasSubstr("both given"));
+}
+
+TEST_F(BatchRunnerTest, ForcedAndStrictCallsFollowTheirToolsSchemas) {
+  const int64_t marker = *TestTokenizer().IdOf("｜DSML｜");
+  Request request = Text("chat", "");
+  Chat chat;
+  chat.thinking = false;
+  chat.messages.emplace_back().content.text = "Go.";
+  Tool& tool = chat.tools.emplace_back();
+  tool.name = "f";
+  tool.function = R"({"name": "f", "parameters": {"type": "object"}})";
+  const auto resolved = [&] {
+    request.prompt = chat;
+    return ResolveRequest(request, TestTokenizer(), 512, [] { return uint64_t{1}; });
+  };
+  EXPECT_FALSE(resolved()->params.structured_output.has_value());
+  // Calls of strict tools begin where the model draws the marker.
+  chat.tools[0].strict = true;
+  chat.tools[0].recipe_parameters = R"({"type": "object", "properties": {}})";
+  const auto strict = resolved();
+  ASSERT_TRUE(strict.has_value()) << strict.error().message;
+  ASSERT_TRUE(strict->params.structured_output.has_value());
+  EXPECT_EQ(strict->params.structured_output->kind, StructuredOutput::Kind::kToolCalls);
+  EXPECT_FALSE(strict->params.structured_output->inside_block);
+  EXPECT_EQ(strict->params.structured_output->trigger_token_ids, std::vector<int64_t>{marker});
+  EXPECT_EQ(strict->params.structured_output->schema,
+            R"([{"type":"function","function":{"name":"f","parameters":)"
+            R"({"type":"object","properties":{}}}}])");
+  // A forced call has begun with the prompt.
+  chat.tools[0].strict = false;
+  chat.tool_choice = ToolChoice::kRequired;
+  const auto forced = resolved();
+  ASSERT_TRUE(forced.has_value()) << forced.error().message;
+  EXPECT_TRUE(forced->params.structured_output->inside_block);
+  EXPECT_TRUE(forced->params.structured_output->trigger_token_ids.empty());
+  EXPECT_EQ(forced->constraint_field, "tools");
+  request.sampling_params.structured_output.emplace().schema = "{}";
+  const auto both = resolved();
+  ASSERT_FALSE(both.has_value());
+  EXPECT_EQ(both.error().field, "tool_choice");
+  chat.tool_choice = ToolChoice::kNone;
+  EXPECT_EQ(resolved()->params.structured_output->kind, StructuredOutput::Kind::kJsonSchema);
 }
 
 TEST_F(BatchRunnerTest, DescriptionsThatAreNotUtf8AreRefusedByName) {

@@ -346,7 +346,11 @@ void Engine::EndUnstarted(const std::shared_ptr<Request>& request, Error error) 
   RequestOutput output;
   output.id = request->input.id;
   output.error = std::move(error);
-  if (output.error->field.empty()) output.error->field = "structured_output";
+  // What the compiler names is a place in the description.
+  constexpr std::string_view kCompilersName = "structured_output";
+  std::string& field = output.error->field;
+  if (field.starts_with(kCompilersName)) field.erase(0, kCompilersName.size());
+  field = request->input.constraint_field + field;
   if (events_.on_finished) events_.on_finished(request->number, std::move(output));
 }
 

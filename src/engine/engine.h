@@ -68,6 +68,8 @@ struct EngineRequest {
   std::string cache_salt;
   // A conversation: how its answer is read. The text is then the answer's content.
   std::optional<OutputParserOptions> answer;
+  // The field that the structured output comes from, for errors.
+  std::string constraint_field = "structured_output";
 };
 
 // News of one completion. Views are valid during the call.

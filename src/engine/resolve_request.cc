@@ -173,25 +173,36 @@ Result<std::optional<StructuredOutput>> CallsOf(const Chat& chat, const Tokenize
 // The constraint of a conversation's answer: the request's own, the response format's or that of
 // its calls. It begins where the reasoning ends.
 Status ConstrainAnswer(const Chat& chat, const Tokenizer& tokenizer, ChatDialect dialect,
-                       OutputParserOptions::Start start, std::optional<StructuredOutput>* output) {
+                       OutputParserOptions::Start start, EngineRequest* resolved) {
+  std::optional<StructuredOutput>* const output = &resolved->params.structured_output;
   std::optional<StructuredOutput> format = FormatOf(chat.response_format);
+  const bool has_tools = !chat.tools.empty() && chat.tool_choice != ToolChoice::kNone;
   if (format.has_value() && output->has_value()) {
     return Fail(Code::kInvalidArgument,
-                "response_format and sampling_params.structured_output are both given; an output "
-                "follows one description.",
+                "response_format and a structured output of the sampling parameters are both "
+                "given; an output follows one description.",
                 "response_format");
   }
-  if (output->has_value() && chat.tool_choice == ToolChoice::kRequired && !chat.tools.empty()) {
-    return Fail(
-        Code::kInvalidArgument,
-        "tool_choice forces a call, and sampling_params.structured_output describes another "
-        "output; give one of them.",
-        "tool_choice");
+  if (output->has_value() && has_tools && chat.tool_choice == ToolChoice::kRequired) {
+    return Fail(Code::kInvalidArgument,
+                "tool_choice forces a call, and the sampling parameters describe another "
+                "structured output; give one of them.",
+                "tool_choice");
   }
   // With tools the model may call instead of answering, so the format cannot be enforced.
-  if (format.has_value() && chat.tools.empty()) *output = std::move(format);
+  if (format.has_value() && !has_tools) {
+    if (!chat.messages.empty() && chat.messages.back().prefix) {
+      return Fail(Code::kInvalidArgument,
+                  "response_format is given, and the last message is the beginning of the answer; "
+                  "a format cannot be enforced from the middle of an answer.",
+                  "response_format");
+    }
+    *output = std::move(format);
+    resolved->constraint_field = "response_format";
+  }
   if (!output->has_value()) {
     DI_ASSIGN_OR_RETURN(*output, CallsOf(chat, tokenizer, dialect));
+    resolved->constraint_field = "tools";
     return {};
   }
   if (!(*output)->trigger_token_ids.empty()) return {};
@@ -208,15 +219,14 @@ Status ResolveChat(const Chat& chat, const Tokenizer& tokenizer, EngineRequest* 
   DI_ASSIGN_OR_RETURN(const ChatDialect dialect, DialectOf(tokenizer));
   DI_ASSIGN_OR_RETURN(const ChatPrompt prompt, RenderChat(chat, dialect));
   if (!prompt.images.empty()) {
-    return Fail(Code::kUnsupported,
-                fmt::format("the conversation holds {} images; this program runs text only.",
-                            prompt.images.size()),
-                "messages");
+    return Fail(
+        Code::kUnsupported,
+        fmt::format("images in the conversation: {}; only text can be run.", prompt.images.size()),
+        "messages");
   }
   DI_ASSIGN_OR_RETURN(resolved->prompt, EncodeChatPrompt(tokenizer, prompt));
   resolved->answer = prompt.parser;
-  return ConstrainAnswer(chat, tokenizer, dialect, prompt.parser.start,
-                         &resolved->params.structured_output);
+  return ConstrainAnswer(chat, tokenizer, dialect, prompt.parser.start, resolved);
 }
 
 Status ResolvePrompt(const Request& request, const Tokenizer& tokenizer, int64_t vocab_size,
