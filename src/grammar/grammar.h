@@ -37,10 +37,11 @@ struct GrammarSpec {
 };
 
 struct GrammarLimits {
-  int64_t max_text_bytes = 1 << 20;       // of a description
-  double compile_seconds = 20;            // from the beginning of its compilation
-  int64_t max_grammar_bytes = 256 << 20;  // of one compiled grammar
-  int64_t cache_bytes = int64_t{1} << 30;
+  int64_t max_text_bytes = 1 << 20;              // of a description
+  double compile_seconds = 20;                   // from the beginning of its compilation
+  int64_t max_grammar_bytes = 256 << 20;         // of one compiled grammar
+  int64_t cache_bytes = int64_t{1} << 30;        // of compiled grammars
+  int64_t mask_cache_bytes = int64_t{64} << 20;  // of masks, for all of them; 0: none are kept
 };
 
 // Immutable; shared by the matchers made from it.
