@@ -42,8 +42,6 @@ constexpr int kMaxOverdue = 4;
 constexpr int64_t kRuleCacheBytes = int64_t{256} << 20;
 constexpr size_t kMaxChoices = 4096;
 constexpr int kMaxWhitespace = 64;
-// Masks that took less than this are computed again rather than kept.
-constexpr std::chrono::microseconds kCheapMask{8};
 
 // Nothing that the library throws may go further.
 template <class Function>
@@ -61,12 +59,16 @@ auto Guarded(Code code, std::string_view what, const Function& function) -> decl
 // ---- Matchers ----------------------------------------------------------------------------------
 // What all matchers of a compiler share.
 struct Shared {
-  explicit Shared(int64_t mask_cache_bytes) : masks(mask_cache_bytes) {}
+  explicit Shared(const GrammarLimits& limits)
+      : masks(limits.mask_cache_bytes),
+        kept_mask(std::chrono::duration_cast<Clock::duration>(
+            std::chrono::duration<double, std::micro>(limits.kept_mask_microseconds))) {}
 
   std::vector<int32_t> end_ids;
   int64_t size = 0;                     // of the vocabulary
   std::optional<TokenLengths> lengths;  // before the first matcher
   MaskCache masks;
+  Clock::duration kept_mask;
 };
 
 class Matcher final : public TokenConstraint {
@@ -164,7 +166,7 @@ class Matcher final : public TokenConstraint {
     }
     // The library sets the bits behind the last row too.
     if (shared_->size % 32 != 0) mask.back() &= (uint32_t{1} << (shared_->size % 32)) - 1;
-    if (has_key && Clock::now() - begin >= kCheapMask) shared_->masks.Add(key_, mask);
+    if (has_key && Clock::now() - begin >= shared_->kept_mask) shared_->masks.Add(key_, mask);
   }
 
   std::shared_ptr<Shared> shared_;
@@ -303,7 +305,7 @@ struct GrammarCompiler::Impl {
   Impl(GrammarVocabulary given, GrammarLimits given_limits)
       : limits(given_limits),
         vocabulary(std::move(given)),
-        shared(std::make_shared<Shared>(given_limits.mask_cache_bytes)) {
+        shared(std::make_shared<Shared>(given_limits)) {
     shared->end_ids = vocabulary.end_ids;
     shared->size = vocabulary.vocab_size;
     DI_CHECK_GE(vocabulary.vocab_size, static_cast<int64_t>(vocabulary.token_bytes.size()));
@@ -511,7 +513,9 @@ Result<std::shared_ptr<const CompiledGrammar>> GrammarCompiler::Compile(const Gr
 
 GrammarCompiler::Counters GrammarCompiler::counters() const {
   std::lock_guard lock(impl_->mutex);
-  return impl_->counters;
+  Counters counters = impl_->counters;
+  counters.masks_found = impl_->shared->masks.found();
+  return counters;
 }
 
 }  // namespace deepinfer

@@ -311,6 +311,85 @@ RC_GTEST_PROP(Grammar, RollbackRestoresEveryEarlierMask, ()) {
 
 // ---- Limits
 // ----------------------------------------------------------------------------------------
+// Schemas whose states differ in what masks depend on: nesting, limits of lengths, counts.
+const std::vector<std::string>& SchemasWithManyStates() {
+  static const std::vector<std::string> schemas = {
+      R"({"type":"string","maxLength":20})",
+      R"({"type":"string","minLength":18,"maxLength":19})",
+      R"({"type":"object","properties":{"a":{"type":"string","maxLength":18},"b":{"type":"string"}}})",
+      R"({"anyOf":[{"type":"string","maxLength":17},{"type":"string","minLength":3,"maxLength":40},
+          {"type":"array","items":{"type":"string","maxLength":30}}]})",
+      R"({"type":"string","pattern":"^[a-c\"]*$","maxLength":21})",
+      R"({"type":"array","items":{"$ref":"#"},"maxItems":3})",
+      R"({"type":"object","additionalProperties":{"type":"integer","minimum":3,"maximum":120}})",
+      "{}"};
+  return schemas;
+}
+
+// Follows a random text; `visit` sees the matcher before each token, with its mask.
+template <class Visit>
+void FollowRandomText(const CompiledGrammar& grammar, uint64_t seed, const Visit& visit) {
+  const auto matcher = grammar.NewMatcher(1);
+  std::vector<uint32_t> mask = NewMask();
+  for (int step = 0; step < 60; ++step) {
+    ASSERT_EQ(matcher->FillMask(mask), TokenConstraint::Verdict::kMasked);
+    visit(*matcher, mask);
+    std::vector<int32_t> allowed;
+    for (int32_t id = 0; id < kTestVocabulary; ++id) {
+      if (MaskHas(mask, id) && id != kEndId) allowed.push_back(id);
+    }
+    if (allowed.empty()) return;
+    seed = seed * 6364136223846793005u + 1442695040888963407u;
+    ASSERT_TRUE(matcher->Accept(allowed[(seed >> 33) % allowed.size()]).has_value());
+  }
+}
+
+TEST(Grammar, MasksAllowExactlyTheTokensThatAreAccepted) {
+  for (const std::string& schema : SchemasWithManyStates()) {
+    const auto grammar = CompileText(Kind::kJsonSchema, schema);
+    ASSERT_TRUE(grammar.has_value()) << grammar.error().message;
+    for (uint64_t seed = 0; seed < 12; ++seed) {
+      FollowRandomText(**grammar, seed, [&](TokenConstraint& matcher, const auto& mask) {
+        for (int32_t id = 0; id < kTestVocabulary; ++id) {
+          const bool accepted = matcher.Accept(id).has_value();
+          ASSERT_EQ(MaskHas(mask, id), accepted) << schema << " token " << id;
+          if (accepted) matcher.Rollback(1);
+        }
+      });
+    }
+  }
+}
+
+TEST(Grammar, KeptMasksEqualComputedOnes) {
+  GrammarLimits keeping;
+  keeping.kept_mask_microseconds = 0;
+  keeping.mask_cache_bytes = 40'000;  // some are dropped meanwhile
+  GrammarLimits forgetting;
+  forgetting.mask_cache_bytes = 0;
+  GrammarCompiler keeper(TestVocabulary(), keeping);
+  GrammarCompiler forgetter(TestVocabulary(), forgetting);
+  for (const std::string& schema : SchemasWithManyStates()) {
+    GrammarSpec spec;
+    spec.text = schema;
+    const auto kept = keeper.Compile(spec);
+    const auto computed = forgetter.Compile(spec);
+    ASSERT_TRUE(kept.has_value() && computed.has_value());
+    for (uint64_t seed = 0; seed < 40; ++seed) {
+      std::vector<std::vector<uint32_t>> masks;
+      FollowRandomText(**computed, seed,
+                       [&](TokenConstraint&, const auto& mask) { masks.push_back(mask); });
+      size_t step = 0;
+      FollowRandomText(**kept, seed, [&](TokenConstraint&, const auto& mask) {
+        ASSERT_LT(step, masks.size());
+        ASSERT_EQ(mask, masks[step++]) << schema << " seed " << seed;
+      });
+      EXPECT_EQ(step, masks.size());
+    }
+  }
+  EXPECT_GT(keeper.counters().masks_found, 1000);
+  EXPECT_EQ(forgetter.counters().masks_found, 0);
+}
+
 TEST(Grammar, BrokenInputsCostOnlyThemselves) {
   const std::vector<std::pair<Kind, std::string>> broken = {
       {Kind::kJsonSchema, "[]"},

@@ -30,6 +30,7 @@ bool MaskCache::Find(const std::vector<int32_t>& key, std::span<uint32_t> mask) 
     if (entry == by_key_.end()) return false;
     entries_.splice(entries_.begin(), entries_, entry->second);
     found = entry->second->mask;
+    ++found_;
   }
   std::copy(found->begin(), found->end(), mask.begin());
   return true;
@@ -51,9 +52,9 @@ void MaskCache::Add(const std::vector<int32_t>& key, std::span<const uint32_t> m
   bytes_ += bytes;
 }
 
-int64_t MaskCache::bytes() const {
+int64_t MaskCache::found() const {
   std::lock_guard lock(mutex_);
-  return bytes_;
+  return found_;
 }
 
 }  // namespace deepinfer

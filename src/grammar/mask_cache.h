@@ -24,7 +24,7 @@ class MaskCache {
   bool enabled() const {
     return max_bytes_ > 0;
   }
-  int64_t bytes() const;
+  int64_t found() const;  // since the beginning
 
  private:
   struct Entry {
@@ -42,6 +42,7 @@ class MaskCache {
   const int64_t max_bytes_;
   mutable std::mutex mutex_;
   int64_t bytes_ = 0;
+  int64_t found_ = 0;
   std::list<Entry> entries_;  // latest first
   // The keys are those of the entries.
   std::unordered_map<std::span<const int32_t>, std::list<Entry>::iterator, Hash, Same> by_key_;
