@@ -7,6 +7,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <ctime>
 #include <string>
 #include <thread>
 #include <vector>
@@ -28,14 +29,21 @@ void Check(Kind kind, std::string_view text, const Texts& allowed, const Texts& 
   for (const std::string_view output : refused) EXPECT_FALSE(Allows(**grammar, output)) << output;
 }
 
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+constexpr double kRefusalSeconds = 10;
+#else
+constexpr double kRefusalSeconds = 1;
+#endif
+
 void ExpectRefused(Kind kind, std::string_view text, Code code, std::string_view part) {
   SCOPED_TRACE(text);
-  const auto begin = std::chrono::steady_clock::now();
+  const std::clock_t begin = std::clock();
   const auto grammar = CompileText(kind, text);
   ASSERT_FALSE(grammar.has_value());
   EXPECT_EQ(CodeName(grammar.error().code), CodeName(code)) << grammar.error().message;
   EXPECT_THAT(grammar.error().message, testing::HasSubstr(std::string(part)));
-  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(10));
+  // Of the processor, so that other programs do not count.
+  EXPECT_LT(static_cast<double>(std::clock() - begin) / CLOCKS_PER_SEC, kRefusalSeconds);
 }
 
 std::shared_ptr<const CompiledGrammar> MustCompile(Kind kind, std::string_view text) {
@@ -452,7 +460,7 @@ TEST(Grammar, HugeDescriptionsAreRefusedWithinASecond) {
   ExpectRefused(Kind::kJsonSchema, many + "}}", Code::kResourceExhausted, "too large");
 }
 
-TEST(Grammar, NestedAlternativesCompileQuickly) {
+TEST(Grammar, NestedAlternativesCompileInSeconds) {
   std::string schema = R"({"type":"integer"})";
   for (int depth = 0; depth < 10; ++depth) {
     schema = fmt::format(
@@ -462,10 +470,10 @@ TEST(Grammar, NestedAlternativesCompileQuickly) {
   for (int depth = 0; depth < 20; ++depth) {
     schema = fmt::format(R"({{"anyOf":[{},{{"const":{}}}]}})", schema, depth);
   }
-  const auto begin = std::chrono::steady_clock::now();
+  const std::clock_t begin = std::clock();
   const auto grammar = CompileText(Kind::kJsonSchema, schema);
   ASSERT_TRUE(grammar.has_value()) << grammar.error().message;
-  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(10));
+  EXPECT_LT(static_cast<double>(std::clock() - begin) / CLOCKS_PER_SEC, 10 * kRefusalSeconds);
   EXPECT_TRUE(Allows(**grammar, R"({"a":{"a":null}})"));
 }
 
