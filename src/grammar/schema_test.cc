@@ -453,7 +453,7 @@ std::string RandomSchema(uint64_t* state, int depth) {
     return (*state >> 33) % count;
   };
   const auto inner = [&] { return RandomSchema(state, depth - 1); };
-  switch (draw(depth > 0 ? 11 : 6)) {
+  switch (draw(depth > 0 ? 14 : 8)) {
     case 0:
       return R"({"type":"boolean"})";
     case 1:
@@ -468,16 +468,26 @@ std::string RandomSchema(uint64_t* state, int depth) {
     case 5:
       return fmt::format(R"({{"type":"number","exclusiveMinimum":{}.5,"maximum":{}}})", draw(5),
                          6 + draw(9));
-    case 6:
+    case 6: {
+      const uint64_t least = draw(20);
+      return fmt::format(R"({{"type":"string","minLength":{},"maxLength":{}}})", least,
+                         least + draw(20));
+    }
+    case 7:
+      return R"({"type":"string","format":"date-time"})";
+    case 8:
       return fmt::format(R"({{"type":"array","items":{},"minItems":{},"maxItems":{}}})", inner(),
                          draw(2), 1 + draw(3));
-    case 7:
+    case 9:
       return fmt::format(R"({{"anyOf":[{},{}]}})", inner(), inner());
-    case 8:
+    case 10:
       return fmt::format(
           R"({{"type":"object","properties":{{"a":{},"bb":{}}},"required":["a"],"additionalProperties":{}}})",
           inner(), inner(), draw(2) == 0 ? "false" : inner());
-    case 9:
+    case 11:
+      return fmt::format(R"({{"type":"object","additionalProperties":{},"maxProperties":{}}})",
+                         inner(), 1 + draw(3));
+    case 12:
       return fmt::format(R"({{"properties":{{"k":{},"l":{},"m":{}}},"minProperties":{}}})", inner(),
                          inner(), inner(), 1 + draw(2));
     default:
@@ -489,7 +499,8 @@ std::string RandomSchema(uint64_t* state, int depth) {
 RC_GTEST_PROP(SchemaTable, RandomSchemasHaveNoDeadEndsAndYieldJson, ()) {
   uint64_t state = *rc::gen::arbitrary<uint32_t>();
   const std::string schema = RandomSchema(&state, 3);
-  const auto grammar = CompileText(GrammarSpec::Kind::kJsonSchema, schema);
+  const int max_whitespace = *rc::gen::element(0, 1, 2, 9);
+  const auto grammar = CompileText(GrammarSpec::Kind::kJsonSchema, schema, max_whitespace);
   if (!grammar.has_value()) RC_FAIL(schema + grammar.error().message);
   const GrammarVocabulary vocabulary = TestVocabulary();
   const auto matcher = (*grammar)->NewMatcher(0);
