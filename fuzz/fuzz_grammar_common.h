@@ -26,6 +26,8 @@ inline GrammarCompiler& FuzzCompiler() {
     GrammarLimits limits;
     limits.max_text_bytes = 1 << 16;
     limits.cache_bytes = 1 << 20;
+    limits.mask_cache_bytes = 1 << 20;
+    limits.kept_mask_microseconds = 0;
     return new GrammarCompiler(std::move(vocabulary), limits);
   }();
   return *compiler;

@@ -40,7 +40,7 @@ namespace {
 using xgrammar::AdaptiveTokenMask;
 using xgrammar::ParserState;
 
-constexpr size_t kMaxOccurrences = 256;  // of rules, in one state
+constexpr size_t kMaxOccurrences = 128;  // of rules, in one state
 constexpr size_t kMaxKey = 8192;
 
 // The protected members of the parser below each matcher, by the rule that a derived class may name
@@ -121,40 +121,40 @@ bool StateKey(const xgrammar::GrammarMatcher& matcher, std::vector<int32_t>* key
 }
 
 TokenLengths::TokenLengths(const xgrammar::TokenizerInfo& vocabulary)
-    : words_(static_cast<size_t>(vocabulary.GetVocabSize() + 31) / 32),
-      characters_(vocabulary.ImplPtr()->GetTokenCharCounts()) {
+    : characters_(vocabulary.ImplPtr()->GetTokenCharCounts()) {
   const auto& sorted = vocabulary.GetSortedDecodedVocab();
   int32_t longest = 0;
   for (const int32_t characters : characters_) longest = std::max(longest, characters);
-  up_to_.assign(static_cast<size_t>(longest) + 1, std::vector<uint32_t>(words_));
-  std::vector<std::vector<int32_t>> by_length(up_to_.size());
+  std::vector<std::vector<int32_t>> places(static_cast<size_t>(longest) + 1);
   for (size_t place = 0; place < sorted.size(); ++place) {
-    const auto characters = static_cast<size_t>(characters_[place]);
-    const auto& [id, text] = sorted[place];
-    up_to_[characters][static_cast<size_t>(id) / 32] |= uint32_t{1} << (id % 32);
-    by_length[characters].push_back(static_cast<int32_t>(place));
-    if (text.find('\\') != std::string::npos) {
+    places[static_cast<size_t>(characters_[place])].push_back(static_cast<int32_t>(place));
+    if (sorted[place].second.find('\\') != std::string::npos) {
       with_backslash_.push_back(static_cast<int32_t>(place));
     }
   }
-  for (size_t i = 1; i < up_to_.size(); ++i) {
-    for (size_t word = 0; word < words_; ++word) up_to_[i][word] |= up_to_[i - 1][word];
+  up_to_.emplace_back(static_cast<size_t>(vocabulary.GetVocabSize() + 31) / 32);
+  for (const std::vector<int32_t>& of_length : places) {
+    if (!of_length.empty()) up_to_.push_back(up_to_.back());
+    for (const int32_t place : of_length) {
+      const int32_t id = sorted[static_cast<size_t>(place)].first;
+      up_to_.back()[static_cast<size_t>(id) / 32] |= uint32_t{1} << (id % 32);
+    }
+    set_of_.push_back(up_to_.size() - 1);
   }
-  first_with_.assign(up_to_.size() + 1, 0);
-  for (size_t i = by_length.size(); i-- > 0;) {
-    longest_first_.insert(longest_first_.end(), by_length[i].begin(), by_length[i].end());
-    first_with_[i] = longest_first_.size();
+  num_longer_.resize(places.size());
+  for (size_t i = places.size(); i-- > 0;) {
+    num_longer_[i] = longest_first_.size();
+    longest_first_.insert(longest_first_.end(), places[i].begin(), places[i].end());
   }
 }
 
 std::span<const uint32_t> TokenLengths::UpTo(int64_t characters) const {
-  return up_to_[static_cast<size_t>(std::min(characters, longest()))];
+  return up_to_[set_of_[static_cast<size_t>(std::min(characters, longest()))]];
 }
 
-// first_with_[n] is where the tokens of fewer than n characters begin.
 std::span<const int32_t> TokenLengths::LongerThan(int64_t characters) const {
-  const auto next = static_cast<size_t>(std::min(characters, longest())) + 1;
-  return std::span(longest_first_).first(first_with_[next]);
+  const auto length = static_cast<size_t>(std::min(characters, longest()));
+  return std::span(longest_first_).first(num_longer_[length]);
 }
 
 bool FillNearLimit(xgrammar::GrammarMatcher* matcher, const TokenLengths& lengths,

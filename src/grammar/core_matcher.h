@@ -25,7 +25,7 @@ class TokenLengths {
   // The tokens of at most this many characters, a bit each.
   std::span<const uint32_t> UpTo(int64_t characters) const;
   int64_t longest() const {
-    return static_cast<int64_t>(first_with_.size()) - 2;
+    return static_cast<int64_t>(set_of_.size()) - 1;
   }
   // Places in the library's sorted vocabulary of the tokens with more characters.
   std::span<const int32_t> LongerThan(int64_t characters) const;
@@ -38,11 +38,11 @@ class TokenLengths {
   }
 
  private:
-  size_t words_;
   std::vector<int32_t> characters_;           // by place
-  std::vector<std::vector<uint32_t>> up_to_;  // by number of characters
+  std::vector<size_t> set_of_;                // in up_to_, by number of characters
+  std::vector<std::vector<uint32_t>> up_to_;  // for the numbers that a token has
   std::vector<int32_t> longest_first_;
-  std::vector<size_t> first_with_;  // in longest_first_, by number of characters
+  std::vector<size_t> num_longer_;  // in longest_first_, by number of characters
   std::vector<int32_t> with_backslash_;
 };
 

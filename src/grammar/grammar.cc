@@ -433,7 +433,9 @@ struct GrammarCompiler::Impl {
     std::call_once(library_ready, [&] { PrepareLibrary(); });
     xgrammar::CompiledGrammar grammar = [&] {
       if (spec.kind != GrammarSpec::Kind::kStructuralTag) {
-        return compiler->CompileGrammar(xgrammar::Grammar::FromEBNF(*converted));
+        // As text: grammars that are given parsed are printed and read again by the library, with
+        // escapes that swallow the letters behind them.
+        return compiler->CompileGrammar(*converted, "root");
       }
       return compiler->CompileStructuralTag(*converted);
     }();

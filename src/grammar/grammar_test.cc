@@ -10,6 +10,7 @@
 #include <ctime>
 #include <string>
 #include <thread>
+#include <tuple>
 #include <vector>
 
 #include "grammar/grammar_test_util.h"
@@ -365,6 +366,41 @@ TEST(Grammar, MasksAllowExactlyTheTokensThatAreAccepted) {
         }
       });
     }
+  }
+}
+
+TEST(Grammar, CharactersBeforeHexDigitsAreThemselves) {
+  Check(Kind::kJsonSchema, R"({"enum":["n\u00e9e","Gr\u00f6\u00dfe","\u0080a"]})",
+        {"\"n\u00e9e\"", "\"Gr\u00f6\u00dfe\"", "\"\u0080a\""}, {"\"n\u0e9e\""});
+  Check(Kind::kEbnf,
+        "root ::= \"\x01"
+        "AAAAAAAAAAAAAAAA\" | \"\u00e9a\"",
+        {"\x01"
+         "AAAAAAAAAAAAAAAA",
+         "\u00e9a"},
+        {"\u0e9a"});
+}
+
+TEST(Grammar, MasksGoOnBehindTheEndOfAnInnerRoot) {
+  const std::tuple<Kind, std::string_view, std::string_view, std::string_view> cases[] = {
+      {Kind::kJsonSchema, "{}", "[[1", "]]"},
+      {Kind::kJsonSchema, "{}", "[[\"a\"", "]]"},
+      {Kind::kJsonSchema, R"({"type":"array","items":{"$ref":"#"}})", "[[", "]]"},
+      {Kind::kJsonSchema, R"({"type":"object","properties":{"name":{"$ref":"#"}}})", R"({"name":{)",
+       "}}"},
+      {Kind::kEbnf, R"x(root ::= "a" | "(" root "b")x", "(", "ab"},
+      {Kind::kEbnf, R"x(root ::= "1" | "(" root "," root ")")x", "(", "1,"}};
+  for (const auto& [kind, text, begin, token] : cases) {
+    SCOPED_TRACE(text);
+    const auto matcher = MustCompile(kind, text)->NewMatcher(0);
+    for (const char byte : begin) {
+      ASSERT_TRUE(matcher->Accept(static_cast<uint8_t>(byte)).has_value());
+    }
+    std::vector<uint32_t> mask = NewMask();
+    ASSERT_EQ(matcher->FillMask(mask), Verdict::kMasked);
+    const auto found = std::find(LongTokens().begin(), LongTokens().end(), token);
+    ASSERT_NE(found, LongTokens().end());
+    EXPECT_TRUE(MaskHas(mask, 256 + static_cast<int32_t>(found - LongTokens().begin())));
   }
 }
 
