@@ -1,5 +1,6 @@
 // One input as a grammar of a kind, against a small vocabulary: what compiles is followed for some
-// steps, as far as masks go. Limits are the product's own; the time is that of libFuzzer's -timeout.
+// steps, as far as masks go. Limits are the product's own; the time is that of libFuzzer's
+// -timeout.
 #pragma once
 
 #include <cstddef>
@@ -17,7 +18,8 @@ inline GrammarCompiler& FuzzCompiler() {
     for (int byte = 0; byte < 256; ++byte) {
       vocabulary.token_bytes.emplace_back(1, static_cast<char>(byte));
     }
-    for (const char* token : {"{\"", "\":", "\", \"", "true", "12", "ab", "\\u00", "  ", "\xC3\xA9"}) {
+    for (const char* token :
+         {"{\"", "\":", "\", \"", "true", "12", "ab", "\\u00", "  ", "\xC3\xA9"}) {
       vocabulary.token_bytes.emplace_back(token);
     }
     vocabulary.token_bytes.emplace_back();
@@ -26,6 +28,8 @@ inline GrammarCompiler& FuzzCompiler() {
     GrammarLimits limits;
     limits.max_text_bytes = 1 << 16;
     limits.cache_bytes = 1 << 20;
+    limits.mask_cache_bytes = 1 << 20;
+    limits.kept_mask_microseconds = 0;
     return new GrammarCompiler(std::move(vocabulary), limits);
   }();
   return *compiler;

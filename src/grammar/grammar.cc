@@ -5,6 +5,7 @@
 #include <xgrammar/xgrammar.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <deque>
@@ -20,8 +21,10 @@
 #include "base/check.h"
 #include "base/json_value.h"
 #include "base/quoted.h"
+#include "grammar/core_matcher.h"
 #include "grammar/ebnf.h"
 #include "grammar/grammar_tree.h"
+#include "grammar/mask_cache.h"
 #include "grammar/pattern.h"
 #include "grammar/schema_tree.h"
 #include "grammar/structural_tag.h"
@@ -55,9 +58,18 @@ auto Guarded(Code code, std::string_view what, const Function& function) -> decl
 }
 
 // ---- Matchers ----------------------------------------------------------------------------------
-struct SharedVocabulary {
+// What all matchers of a compiler share.
+struct Shared {
+  explicit Shared(const GrammarLimits& limits)
+      : masks(limits.mask_cache_bytes),
+        kept_mask(std::chrono::duration_cast<Clock::duration>(
+            std::chrono::duration<double, std::micro>(limits.kept_mask_microseconds))) {}
+
   std::vector<int32_t> end_ids;
-  int64_t size = 0;
+  int64_t size = 0;                     // of the vocabulary
+  std::optional<TokenLengths> lengths;  // before the first matcher
+  MaskCache masks;
+  Clock::duration kept_mask;
   std::optional<int32_t> call_marker_id;
 };
 
@@ -67,40 +79,29 @@ constexpr char kMarkerStandIn = '\xFF';
 
 class Matcher final : public TokenConstraint {
  public:
-  Matcher(const xgrammar::CompiledGrammar& grammar,
-          std::shared_ptr<const SharedVocabulary> vocabulary, bool allows_marker,
-          int64_t max_rollback)
-      : vocabulary_(std::move(vocabulary)),
-        forbidden_(allows_marker ? std::nullopt : vocabulary_->call_marker_id),
+  Matcher(const xgrammar::CompiledGrammar& grammar, int32_t grammar_number,
+          std::shared_ptr<Shared> shared, bool allows_marker, int64_t max_rollback)
+      : shared_(std::move(shared)),
+        forbidden_(allows_marker ? std::nullopt : shared_->call_marker_id),
         matcher_(grammar),
+        grammar_number_(grammar_number),
         max_rollback_(max_rollback) {}
 
   Verdict FillMask(std::span<uint32_t> mask) override {
-    const auto words = static_cast<size_t>((vocabulary_->size + 31) / 32);
+    const auto words = static_cast<size_t>((shared_->size + 31) / 32);
     DI_CHECK_EQ(mask.size(), words);
     if (ends_ > 0) {
       std::fill(mask.begin(), mask.end(), 0);
-      for (const int32_t id : vocabulary_->end_ids) {
+      for (const int32_t id : shared_->end_ids) {
         mask[static_cast<size_t>(id) / 32] |= uint32_t{1} << (id % 32);
       }
       return Verdict::kMasked;
     }
-    auto shape = static_cast<int64_t>(words);
-    DLTensor tensor{};
-    tensor.data = mask.data();
-    tensor.device = {kDLCPU, 0};
-    tensor.ndim = 1;
-    tensor.dtype = {kDLInt, 32, 1};
-    tensor.shape = &shape;
     const Status filled = Guarded(Code::kInternal, "to compute a mask", [&]() -> Status {
-      matcher_.FillNextTokenBitmask(&tensor);
+      FillText(mask);
       return {};
     });
     if (!filled) return Verdict::kDeadEnd;
-    // The library sets the bits behind the last row too.
-    if (vocabulary_->size % 32 != 0) {
-      mask.back() &= (uint32_t{1} << (vocabulary_->size % 32)) - 1;
-    }
     if (forbidden_)
       mask[static_cast<size_t>(*forbidden_) / 32] &= ~(uint32_t{1} << *forbidden_ % 32);
     const bool any = std::any_of(mask.begin(), mask.end(), [](uint32_t word) { return word != 0; });
@@ -108,12 +109,12 @@ class Matcher final : public TokenConstraint {
   }
 
   Status Accept(int32_t token_id) override {
-    if (token_id < 0 || token_id >= vocabulary_->size) {
+    if (token_id < 0 || token_id >= shared_->size) {
       return Fail(Code::kInternal, fmt::format("The token {} is outside the vocabulary of {} rows.",
-                                               token_id, vocabulary_->size));
+                                               token_id, shared_->size));
     }
-    const bool is_end = std::find(vocabulary_->end_ids.begin(), vocabulary_->end_ids.end(),
-                                  token_id) != vocabulary_->end_ids.end();
+    const bool is_end = std::find(shared_->end_ids.begin(), shared_->end_ids.end(), token_id) !=
+                        shared_->end_ids.end();
     if (ends_ > 0) {
       if (!is_end) {
         return Fail(Code::kInternal,
@@ -155,9 +156,33 @@ class Matcher final : public TokenConstraint {
   }
 
  private:
-  std::shared_ptr<const SharedVocabulary> vocabulary_;
+  void FillText(std::span<uint32_t> mask) {
+    const bool has_key = shared_->masks.enabled() && StateKey(matcher_, &key_);
+    if (has_key) {
+      key_.push_back(grammar_number_);
+      if (shared_->masks.Find(key_, mask)) return;
+    }
+    const Clock::time_point begin = Clock::now();
+    if (!FillNearLimit(&matcher_, *shared_->lengths, mask)) {
+      auto shape = static_cast<int64_t>(mask.size());
+      DLTensor tensor{};
+      tensor.data = mask.data();
+      tensor.device = {kDLCPU, 0};
+      tensor.ndim = 1;
+      tensor.dtype = {kDLInt, 32, 1};
+      tensor.shape = &shape;
+      matcher_.FillNextTokenBitmask(&tensor);
+    }
+    // The library sets the bits behind the last row too.
+    if (shared_->size % 32 != 0) mask.back() &= (uint32_t{1} << (shared_->size % 32)) - 1;
+    if (has_key && Clock::now() - begin >= shared_->kept_mask) shared_->masks.Add(key_, mask);
+  }
+
+  std::shared_ptr<Shared> shared_;
   std::optional<int32_t> forbidden_;  // free text of a structural tag would allow it
   xgrammar::GrammarMatcher matcher_;
+  int32_t grammar_number_;  // no other grammar of the compiler has it
+  std::vector<int32_t> key_;
   int64_t max_rollback_;
   int64_t accepted_ = 0;
   int64_t ends_ = 0;  // end tokens accepted, of which the library knows the first
@@ -165,10 +190,11 @@ class Matcher final : public TokenConstraint {
 
 class Compiled final : public CompiledGrammar {
  public:
-  Compiled(xgrammar::CompiledGrammar grammar, std::shared_ptr<const SharedVocabulary> vocabulary,
+  Compiled(xgrammar::CompiledGrammar grammar, int32_t number, std::shared_ptr<Shared> shared,
            bool allows_marker)
       : grammar_(std::move(grammar)),
-        vocabulary_(std::move(vocabulary)),
+        number_(number),
+        shared_(std::move(shared)),
         allows_marker_(allows_marker),
         memory_bytes_(static_cast<int64_t>(grammar_.MemorySizeBytes())) {}
 
@@ -176,12 +202,13 @@ class Compiled final : public CompiledGrammar {
     return memory_bytes_;
   }
   std::unique_ptr<TokenConstraint> NewMatcher(int64_t max_rollback) const override {
-    return std::make_unique<Matcher>(grammar_, vocabulary_, allows_marker_, max_rollback);
+    return std::make_unique<Matcher>(grammar_, number_, shared_, allows_marker_, max_rollback);
   }
 
  private:
   xgrammar::CompiledGrammar grammar_;
-  std::shared_ptr<const SharedVocabulary> vocabulary_;
+  int32_t number_;
+  std::shared_ptr<Shared> shared_;
   bool allows_marker_;
   int64_t memory_bytes_;
 };
@@ -228,7 +255,7 @@ Status ChoicesToTree(const std::vector<std::string>& choices, GrammarTree* tree)
 }
 
 // The rules of a specification in the library's notation; not of a structural tag.
-Result<std::string> RulesOf(const GrammarSpec& spec, const SharedVocabulary& vocabulary) {
+Result<std::string> RulesOf(const GrammarSpec& spec, const Shared& vocabulary) {
   GrammarTree tree;
   const JsonTextOptions options{spec.max_whitespace};
   switch (spec.kind) {
@@ -306,12 +333,12 @@ struct Job {
 // All members are under the mutex, except the library's objects, which are safe for threads.
 struct GrammarCompiler::Impl {
   Impl(GrammarVocabulary given, GrammarLimits given_limits)
-      : limits(given_limits), vocabulary(std::move(given)) {
-    auto shared = std::make_shared<SharedVocabulary>();
+      : limits(given_limits),
+        vocabulary(std::move(given)),
+        shared(std::make_shared<Shared>(given_limits)) {
     shared->end_ids = vocabulary.end_ids;
     shared->size = vocabulary.vocab_size;
     shared->call_marker_id = vocabulary.call_marker_id;
-    shared_vocabulary = std::move(shared);
     DI_CHECK_GE(vocabulary.vocab_size, static_cast<int64_t>(vocabulary.token_bytes.size()));
     for (const int32_t id : vocabulary.end_ids) {
       DI_CHECK(id >= 0 && id < vocabulary.vocab_size);
@@ -436,16 +463,18 @@ struct GrammarCompiler::Impl {
     const auto converted =
         spec.kind == GrammarSpec::Kind::kStructuralTag
             ? RewriteStructuralTag(spec.text, JsonTextOptions{spec.max_whitespace})
-            : RulesOf(spec, *shared_vocabulary);
+            : RulesOf(spec, *shared);
     if (!converted) return tl::unexpected<Error>(converted.error());
     std::call_once(library_ready, [&] { PrepareLibrary(); });
     xgrammar::CompiledGrammar grammar = [&] {
       if (spec.kind != GrammarSpec::Kind::kStructuralTag) {
-        return compiler->CompileGrammar(xgrammar::Grammar::FromEBNF(*converted));
+        // As text: grammars that are given parsed are printed and read again by the library, with
+        // escapes that swallow the letters behind them.
+        return compiler->CompileGrammar(*converted, "root");
       }
       return compiler->CompileStructuralTag(*converted);
     }();
-    auto compiled = std::make_shared<Compiled>(std::move(grammar), shared_vocabulary,
+    auto compiled = std::make_shared<Compiled>(std::move(grammar), ++last_number, shared,
                                                spec.kind == GrammarSpec::Kind::kToolCalls);
     if (compiled->memory_bytes() > limits.max_grammar_bytes) {
       return Fail(Code::kResourceExhausted,
@@ -463,11 +492,12 @@ struct GrammarCompiler::Impl {
     for (const int32_t id : vocabulary.end_ids) {
       if (static_cast<size_t>(id) < tokens.size()) tokens[static_cast<size_t>(id)].clear();
     }
-    if (const std::optional<int32_t> id = shared_vocabulary->call_marker_id) {
+    if (const std::optional<int32_t> id = shared->call_marker_id) {
       tokens[static_cast<size_t>(*id)] = std::string(2, kMarkerStandIn);
     }
     const xgrammar::TokenizerInfo info(tokens, xgrammar::VocabType::RAW,
                                        static_cast<int>(vocabulary.vocab_size), vocabulary.end_ids);
+    shared->lengths.emplace(info);
     compiler.emplace(info, /*max_threads=*/1, /*cache_enabled=*/true, kRuleCacheBytes);
   }
 
@@ -494,8 +524,9 @@ struct GrammarCompiler::Impl {
 
   const GrammarLimits limits;
   GrammarVocabulary vocabulary;  // its bytes move into the library
-  std::shared_ptr<const SharedVocabulary> shared_vocabulary;
+  const std::shared_ptr<Shared> shared;
   std::once_flag library_ready;
+  std::atomic<int32_t> last_number = 0;  // of a compiled grammar
   std::optional<xgrammar::GrammarCompiler> compiler;
 
   std::mutex mutex;
@@ -523,7 +554,9 @@ Result<std::shared_ptr<const CompiledGrammar>> GrammarCompiler::Compile(const Gr
 
 GrammarCompiler::Counters GrammarCompiler::counters() const {
   std::lock_guard lock(impl_->mutex);
-  return impl_->counters;
+  Counters counters = impl_->counters;
+  counters.masks_found = impl_->shared->masks.found();
+  return counters;
 }
 
 }  // namespace deepinfer

@@ -50,10 +50,12 @@ struct GrammarSpec {
 };
 
 struct GrammarLimits {
-  int64_t max_text_bytes = 1 << 20;       // of a description
-  double compile_seconds = 20;            // from the beginning of its compilation
-  int64_t max_grammar_bytes = 256 << 20;  // of one compiled grammar
-  int64_t cache_bytes = int64_t{1} << 30;
+  int64_t max_text_bytes = 1 << 20;              // of a description
+  double compile_seconds = 20;                   // from the beginning of its compilation
+  int64_t max_grammar_bytes = 256 << 20;         // of one compiled grammar
+  int64_t cache_bytes = int64_t{1} << 30;        // of compiled grammars
+  int64_t mask_cache_bytes = int64_t{64} << 20;  // of masks, for all of them; 0: none are kept
+  double kept_mask_microseconds = 8;  // a mask that took less is computed again, not kept
 };
 
 // Immutable; shared by the matchers made from it.
@@ -91,6 +93,7 @@ class GrammarCompiler {
     int64_t cache_hits = 0;
     int64_t failed = 0;
     int64_t cache_bytes = 0;
+    int64_t masks_found = 0;  // of those asked for from the kept ones
   };
   Counters counters() const;
 

@@ -393,7 +393,10 @@ void GrammarTree::FindReachable() {
     if (seen[id] || !can_end_[id]) continue;
     seen[id] = true;
     const Node& node = nodes_[id];
-    if (node.kind == Kind::kReference) visit_rule(node.rule);
+    if (node.kind == Kind::kReference) {
+      visit_rule(node.rule);
+      if (node.rule == 0) root_recurs_ = true;
+    }
     // A sequence that can end has no child that cannot.
     stack.insert(stack.end(), node.children.begin(), node.children.end());
   }
@@ -560,7 +563,7 @@ Status GrammarTree::Check() {
 }
 
 std::string GrammarTree::RuleName(RuleId rule) const {
-  return rule == 0 ? "root" : fmt::format("r{}", rule);
+  return rule == 0 && !root_recurs_ ? "root" : fmt::format("r{}", rule);
 }
 
 // Written with quantified groups as rules of their own, each character of a string would be a
@@ -721,7 +724,9 @@ void GrammarTree::Print(NodeId id, std::string* out) const {
 }
 
 std::string GrammarTree::ToEbnf() const {
-  std::string out;
+  // The library takes the end of its root for the end of the text: in a root that stands inside
+  // itself, its masks would leave out the tokens that go on behind the inner one.
+  std::string out = root_recurs_ ? "root ::= r0\n" : "";
   for (size_t rule = 0; rule < rules_.size(); ++rule) {
     if (!reachable_[rule]) continue;
     out += RuleName(static_cast<RuleId>(rule));

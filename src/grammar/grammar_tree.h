@@ -142,6 +142,7 @@ class GrammarTree {
   // Set by Check.
   std::vector<bool> can_end_;    // by node
   std::vector<bool> reachable_;  // by rule, through nodes that can end
+  bool root_recurs_ = false;     // a reachable node refers to it
 };
 
 }  // namespace deepinfer

@@ -453,7 +453,7 @@ std::string RandomSchema(uint64_t* state, int depth) {
     return (*state >> 33) % count;
   };
   const auto inner = [&] { return RandomSchema(state, depth - 1); };
-  switch (draw(depth > 0 ? 11 : 6)) {
+  switch (draw(depth > 0 ? 14 : 8)) {
     case 0:
       return R"({"type":"boolean"})";
     case 1:
@@ -468,16 +468,26 @@ std::string RandomSchema(uint64_t* state, int depth) {
     case 5:
       return fmt::format(R"({{"type":"number","exclusiveMinimum":{}.5,"maximum":{}}})", draw(5),
                          6 + draw(9));
-    case 6:
+    case 6: {
+      const uint64_t least = draw(20);
+      return fmt::format(R"({{"type":"string","minLength":{},"maxLength":{}}})", least,
+                         least + draw(20));
+    }
+    case 7:
+      return R"({"type":"string","format":"date-time"})";
+    case 8:
       return fmt::format(R"({{"type":"array","items":{},"minItems":{},"maxItems":{}}})", inner(),
                          draw(2), 1 + draw(3));
-    case 7:
+    case 9:
       return fmt::format(R"({{"anyOf":[{},{}]}})", inner(), inner());
-    case 8:
+    case 10:
       return fmt::format(
           R"({{"type":"object","properties":{{"a":{},"bb":{}}},"required":["a"],"additionalProperties":{}}})",
           inner(), inner(), draw(2) == 0 ? "false" : inner());
-    case 9:
+    case 11:
+      return fmt::format(R"({{"type":"object","additionalProperties":{},"maxProperties":{}}})",
+                         inner(), 1 + draw(3));
+    case 12:
       return fmt::format(R"({{"properties":{{"k":{},"l":{},"m":{}}},"minProperties":{}}})", inner(),
                          inner(), inner(), 1 + draw(2));
     default:
@@ -485,11 +495,13 @@ std::string RandomSchema(uint64_t* state, int depth) {
   }
 }
 
-// Whatever is drawn, a token can follow until the text is complete, and the text is JSON.
+// Whatever is drawn, a token can follow until the text is complete, no token that the matcher takes
+// is left out of a mask, and the text is JSON.
 RC_GTEST_PROP(SchemaTable, RandomSchemasHaveNoDeadEndsAndYieldJson, ()) {
   uint64_t state = *rc::gen::arbitrary<uint32_t>();
   const std::string schema = RandomSchema(&state, 3);
-  const auto grammar = CompileText(GrammarSpec::Kind::kJsonSchema, schema);
+  const int max_whitespace = *rc::gen::element(0, 1, 2, 9);
+  const auto grammar = CompileText(GrammarSpec::Kind::kJsonSchema, schema, max_whitespace);
   if (!grammar.has_value()) RC_FAIL(schema + grammar.error().message);
   const GrammarVocabulary vocabulary = TestVocabulary();
   const auto matcher = (*grammar)->NewMatcher(0);
@@ -501,6 +513,11 @@ RC_GTEST_PROP(SchemaTable, RandomSchemasHaveNoDeadEndsAndYieldJson, ()) {
     std::vector<int32_t> allowed;
     for (int32_t id = 0; id < kTestVocabulary; ++id) {
       if (MaskHas(mask, id)) allowed.push_back(id);
+    }
+    for (int32_t id = 256; id < kEndId; ++id) {
+      if (!MaskHas(mask, id) && matcher->Accept(id).has_value()) {
+        RC_FAIL(schema + text + " leaves out " + vocabulary.token_bytes[static_cast<size_t>(id)]);
+      }
     }
     state = state * 6364136223846793005u + 1442695040888963407u;
     int32_t id = allowed[(state >> 33) % allowed.size()];
