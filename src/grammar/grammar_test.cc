@@ -13,6 +13,7 @@
 #include <tuple>
 #include <vector>
 
+#include "base/sanitizer_for_test.h"
 #include "grammar/grammar_test_util.h"
 
 namespace deepinfer {
@@ -30,11 +31,7 @@ void Check(Kind kind, std::string_view text, const Texts& allowed, const Texts& 
   for (const std::string_view output : refused) EXPECT_FALSE(Allows(**grammar, output)) << output;
 }
 
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-constexpr double kRefusalSeconds = 10;
-#else
-constexpr double kRefusalSeconds = 1;
-#endif
+constexpr double kRefusalSeconds = kHasSanitizer ? 10 : 1;
 
 void ExpectRefused(Kind kind, std::string_view text, Code code, std::string_view part) {
   SCOPED_TRACE(text);
