@@ -3,12 +3,15 @@
 // than the library's milliseconds. Not the interface of the module: that is grammar.h.
 #pragma once
 
-#include <xgrammar/xgrammar.h>
-
 #include <cstdint>
 #include <memory>
 #include <span>
 #include <vector>
+
+namespace xgrammar {
+class GrammarMatcher;
+class TokenizerInfo;
+}  // namespace xgrammar
 
 namespace deepinfer {
 
