@@ -3,6 +3,7 @@
 // effort is in range.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -19,6 +20,12 @@ Result<ChatPrompt> RenderCheckpointV41(const Chat& chat);
 
 // The conversation's tools, unless its choice hides them.
 std::vector<const Tool*> VisibleTools(const Chat& chat);
+
+// Ends a prompt of the recipe profile: the opening of the answer, unless the conversation has begun
+// it (`continued` then says where its parser starts), and that of a call which is forced.
+ChatPrompt WithAnswerBegun(const Chat& chat, ChatDialect dialect, bool has_tools,
+                           std::optional<OutputParserOptions::Start> continued,
+                           PromptBuilder* prompt);
 
 // What carries the tools and the format of a conversation that begins otherwise.
 const Message& EmptySystemMessage();

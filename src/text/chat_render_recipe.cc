@@ -61,24 +61,9 @@ class RecipeRenderer {
     }
     for (size_t i = 0; i < messages_.size(); ++i) DI_RETURN_IF_ERROR(AppendMessage(i));
 
-    OutputParserOptions::Start start = OutputParserOptions::Start::kContent;
-    const bool is_continued = !messages_.empty() && messages_.back()->prefix;
-    if (is_continued) {
-      start = continued_start_;
-    } else {
-      prompt_.Special(kAssistantMarker);
-      prompt_.Special(chat_.thinking ? kThinkBeginMarker : kThinkEndMarker);
-      if (chat_.thinking) start = OutputParserOptions::Start::kReasoning;
-    }
-    if (chat_.tool_choice == ToolChoice::kRequired && !tools_.empty()) {
-      AppendToolCallBlockBegin(kDialect, &prompt_);
-      start = OutputParserOptions::Start::kToolCalls;
-    }
-    ChatPrompt prompt = prompt_.Take();
-    prompt.parser.start = start;
-    prompt.parser.tools = !tools_.empty();
-    prompt.parser.json = chat_.response_format.kind == ResponseFormat::Kind::kJsonObject;
-    return prompt;
+    std::optional<OutputParserOptions::Start> continued;
+    if (!messages_.empty() && messages_.back()->prefix) continued = continued_start_;
+    return WithAnswerBegun(chat_, kDialect, !tools_.empty(), continued, &prompt_);
   }
 
  private:

@@ -5,6 +5,7 @@
 #include "text/chat_render_profiles.h"
 #include "text/chat_template.h"
 #include "text/prompt_json.h"
+#include "text/tool_call_block.h"
 
 namespace deepinfer {
 namespace {
@@ -49,6 +50,28 @@ const Message& EmptySystemMessage() {
     return message;
   }();
   return kMessage;
+}
+
+ChatPrompt WithAnswerBegun(const Chat& chat, ChatDialect dialect, bool has_tools,
+                           std::optional<OutputParserOptions::Start> continued,
+                           PromptBuilder* prompt) {
+  OutputParserOptions::Start start = OutputParserOptions::Start::kContent;
+  if (continued.has_value()) {
+    start = *continued;
+  } else {
+    prompt->Special(kAssistantMarker);
+    prompt->Special(chat.thinking ? kThinkBeginMarker : kThinkEndMarker);
+    if (chat.thinking) start = OutputParserOptions::Start::kReasoning;
+  }
+  if (chat.tool_choice == ToolChoice::kRequired && has_tools) {
+    AppendToolCallBlockBegin(dialect, prompt);
+    start = OutputParserOptions::Start::kToolCalls;
+  }
+  ChatPrompt result = prompt->Take();
+  result.parser.start = start;
+  result.parser.tools = has_tools;
+  result.parser.json = chat.response_format.kind == ResponseFormat::Kind::kJsonObject;
+  return result;
 }
 
 void AppendToolBlock(const std::vector<std::string>& lines, ChatDialect dialect,

@@ -90,23 +90,9 @@ class RecipeV4Renderer {
       AppendTurn(*turns[i], i > 0 ? turns[i - 1] : nullptr, i + 1 == turns.size());
     }
 
-    OutputParserOptions::Start start = OutputParserOptions::Start::kContent;
-    if (!turns.empty() && turns.back()->prefix) {
-      start = continued_start_;
-    } else {
-      prompt_.Special(kAssistantMarker);
-      prompt_.Special(chat_.thinking ? kThinkBeginMarker : kThinkEndMarker);
-      if (chat_.thinking) start = OutputParserOptions::Start::kReasoning;
-    }
-    if (chat_.tool_choice == ToolChoice::kRequired && !tools_.empty()) {
-      AppendToolCallBlockBegin(kDialect, &prompt_);
-      start = OutputParserOptions::Start::kToolCalls;
-    }
-    ChatPrompt prompt = prompt_.Take();
-    prompt.parser.start = start;
-    prompt.parser.tools = !tools_.empty();
-    prompt.parser.json = chat_.response_format.kind == ResponseFormat::Kind::kJsonObject;
-    return prompt;
+    std::optional<OutputParserOptions::Start> continued;
+    if (!turns.empty() && turns.back()->prefix) continued = continued_start_;
+    return WithAnswerBegun(chat_, kDialect, !tools_.empty(), continued, &prompt_);
   }
 
  private:
