@@ -39,6 +39,79 @@ bool SaysNothing(const JsonValue& value) {
   return value.is_null() || (value.if_array() != nullptr && value.if_array()->empty());
 }
 
+// Refuses members of an object that have no effect; `known` is a list for people, too.
+Status CheckMembers(const JsonValue* value, const std::string& path,
+                    std::initializer_list<std::string_view> known) {
+  if (value == nullptr || value->if_object() == nullptr) return {};
+  for (const auto& [key, member] : *value->if_object()) {
+    if (Contains(known, key) || SaysNothing(member)) continue;
+    std::string names;
+    for (const std::string_view name : known)
+      names += (names.empty() ? "" : ", ") + std::string(name);
+    const std::string field = path + "." + key;
+    return Problem(field,
+                   fmt::format("{} has no effect here; {} may have {}.", field, path, names));
+  }
+  return {};
+}
+
+// check(item, its path) for every item of a list.
+Status ForEachItem(const JsonValue* list, const std::string& path,
+                   Status (*check)(const JsonValue& item, const std::string& path)) {
+  if (list == nullptr || list->if_array() == nullptr) return {};
+  for (size_t i = 0; i < list->if_array()->size(); ++i)
+    DI_RETURN_IF_ERROR(check((*list->if_array())[i], fmt::format("{}[{}]", path, i)));
+  return {};
+}
+
+Status CheckTool(const JsonValue& tool, const std::string& path) {
+  DI_RETURN_IF_ERROR(CheckMembers(&tool, path, {"type", "function", "defer_loading"}));
+  return CheckMembers(tool.Find("function"), path + ".function",
+                      {"name", "description", "parameters", "strict", "defer_loading"});
+}
+
+Status CheckPart(const JsonValue& part, const std::string& path) {
+  return CheckMembers(&part, path, {"type", "text", "image_url", "file", "file_data"});
+}
+
+Status CheckCall(const JsonValue& call, const std::string& path) {
+  DI_RETURN_IF_ERROR(CheckMembers(&call, path, {"id", "type", "index", "function"}));
+  return CheckMembers(call.Find("function"), path + ".function", {"name", "arguments"});
+}
+
+Status CheckMessage(const JsonValue& message, const std::string& path) {
+  const JsonValue* role = message.Find("role");
+  constexpr std::pair<const char*, const char*> kOnly[] = {{"reasoning_content", "assistant"},
+                                                           {"tool_calls", "assistant"},
+                                                           {"prefix", "assistant"},
+                                                           {"tool_call_id", "tool"}};
+  for (const auto& [member, owner] : kOnly) {
+    if (role == nullptr || *role == JsonValue(owner) || message.Find(member) == nullptr) continue;
+    const std::string field = path + "." + member;
+    return Problem(field, fmt::format("{} has no effect; only messages of the role {} have it.",
+                                      field, owner));
+  }
+  DI_RETURN_IF_ERROR(ForEachItem(message.Find("content"), path + ".content", CheckPart));
+  return ForEachItem(message.Find("tool_calls"), path + ".tool_calls", CheckCall);
+}
+
+// What a server ignores, a line must not say.
+Status CheckRecipeFields(const JsonValue& fields) {
+  DI_RETURN_IF_ERROR(CheckMembers(fields.Find("thinking"), "thinking", {"type"}));
+  const JsonValue* choice = fields.Find("tool_choice");
+  DI_RETURN_IF_ERROR(CheckMembers(choice, "tool_choice", {"type", "function"}));
+  if (choice != nullptr)
+    DI_RETURN_IF_ERROR(CheckMembers(choice->Find("function"), "tool_choice.function", {"name"}));
+  const JsonValue* format = fields.Find("response_format");
+  DI_RETURN_IF_ERROR(CheckMembers(format, "response_format", {"type", "json_schema", "regex"}));
+  if (format != nullptr) {
+    DI_RETURN_IF_ERROR(CheckMembers(format->Find("json_schema"), "response_format.json_schema",
+                                    {"name", "description", "schema", "strict"}));
+  }
+  DI_RETURN_IF_ERROR(ForEachItem(fields.Find("tools"), "tools", CheckTool));
+  return ForEachItem(fields.Find("messages"), "messages", CheckMessage);
+}
+
 // Refuses fields without effect, and gives reasoning its name: some servers call it "reasoning".
 Status NormalizeMessages(bool checkpoint, JsonValue* messages) {
   JsonValue::Array* list = messages->if_array();
@@ -194,7 +267,9 @@ Result<Chat> ChatFromLine(const JsonValue& fields) {
   JsonValue messages = *chat.Find("messages");
   DI_RETURN_IF_ERROR(NormalizeMessages(checkpoint, &messages));
   chat.Set("messages", std::move(messages));
-  return checkpoint ? CheckpointChat(chat) : RecipeChat(chat);
+  if (checkpoint) return CheckpointChat(chat);
+  DI_RETURN_IF_ERROR(CheckRecipeFields(chat));
+  return RecipeChat(chat);
 }
 
 }  // namespace deepinfer

@@ -844,6 +844,13 @@ ParsedLine<Request> ParseGenerateLine(std::string_view line, const SamplingParam
         reader.Add("messages", "messages is null; allowed is a list of messages.");
         return;
       }
+      if (chat.Find("response_format") != nullptr &&
+          request.sampling_params.structured_output.has_value()) {
+        reader.Add("response_format",
+                   "response_format and a structured output of sampling_params are both given; an "
+                   "output follows one description.");
+        return;
+      }
       Result<Chat> read_chat = ChatFromLine(chat);
       if (read_chat.has_value()) {
         request.prompt = std::move(*read_chat);

@@ -191,6 +191,34 @@ TEST(ParseGenerateLine, T052ReasoningOfAHistoryHasTwoNames) {
   EXPECT_EQ(both.error().field, "messages[1].reasoning");
 }
 
+TEST(ParseGenerateLine, MembersOfAConversationWithoutEffectAreRefusedByName) {
+  const std::string user = R"({"id":"a","messages":[{"role":"user","content":"json"}],)";
+  const std::pair<std::string, const char*> cases[] = {
+      {user + R"("tools":[{"type":"function","function":{"name":"f","parameter":{}}}]})",
+       "tools[0].function.parameter"},
+      {user + R"("tools":[{"type":"function","strct":1,"function":{"name":"f"}}]})",
+       "tools[0].strct"},
+      {user + R"("tools":[{"type":"function","function":{"name":"f"}}],)" +
+           R"("tool_choice":{"type":"function","function":{"name":"f","x":1}}})",
+       "tool_choice.function.x"},
+      {user + R"("tool_choice":"required"})", "tool_choice"},
+      {user + R"("response_format":{"type":"json_object","x":1}})", "response_format.x"},
+      {user + R"("thinking":{"type":"enabled","budget_tokens":9}})", "thinking.budget_tokens"},
+      {user + R"("response_format":{"type":"json_object"},"sampling_params":{"guided_regex":"a"}})",
+       "response_format"},
+      {R"({"id":"a","messages":[{"role":"user","content":"x","prefix":true}]})",
+       "messages[0].prefix"},
+      {R"({"id":"a","messages":[{"role":"user","content":[{"type":"text","text":"x","y":1}]}]})",
+       "messages[0].content[0].y"},
+      {R"({"id":"a","messages":[{"role":"user","content":"x","y":1}]})", "messages[0].y"},
+  };
+  for (const auto& [line, field] : cases) {
+    const auto parsed = ParseGenerateLine(line);
+    ASSERT_FALSE(parsed.value.has_value()) << line;
+    EXPECT_EQ(parsed.value.error().field, field) << parsed.value.error().message;
+  }
+}
+
 TEST(ParseGenerateLine, DefaultsHoldUntilTheLineSaysOtherwise) {
   const SamplingParams defaults = *ParseSamplingParams(R"({"temperature": 0.5, "max_tokens": 7})");
   const auto parsed = ParseGenerateLine(

@@ -2,6 +2,7 @@
 
 #include <fmt/core.h>
 
+#include <algorithm>
 #include <array>
 #include <optional>
 #include <string>
@@ -9,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "apps/chat_line.h"
 #include "base/json_value.h"
 #include "base/quoted.h"
 #include "deepinfer/chat.h"
@@ -103,6 +105,15 @@ Result<Input> ReadRequest(const JsonValue& line, std::string_view text, Encoding
   return input;
 }
 
+// Whether a line with messages is one of `generate`, by a field that only those have.
+bool IsGenerateLine(const JsonValue& line) {
+  return std::any_of(line.if_object()->begin(), line.if_object()->end(),
+                     [](const JsonValue::Member& member) {
+                       return IsChatField(member.first) && member.first != "messages" &&
+                              member.first != "drop_thinking";
+                     });
+}
+
 Result<Input> ReadInput(const JsonValue& line, std::string_view text, EncodingProfile profile,
                         ChatDialect dialect) {
   constexpr std::array<std::string_view, 3> kForms = {"request", "conversation", "messages"};
@@ -119,6 +130,14 @@ Result<Input> ReadInput(const JsonValue& line, std::string_view text, EncodingPr
   if (form == "conversation") {
     DI_ASSIGN_OR_RETURN(input.chat, ChatFromConversation(*line.Find("conversation")));
     input.chat.profile = profile;
+  } else if (form == "messages" && IsGenerateLine(line)) {
+    JsonValue fields = JsonValue::Object{};
+    for (const auto& [key, value] : *line.if_object()) {
+      if (IsChatField(key)) fields.Set(key, value);
+    }
+    if (fields.Find("encoding_profile") == nullptr && profile == EncodingProfile::kCheckpoint)
+      fields.Set("encoding_profile", "checkpoint");
+    DI_ASSIGN_OR_RETURN(input.chat, ChatFromLine(fields));
   } else if (form == "messages") {
     DI_ASSIGN_OR_RETURN(input.chat, ChatFromCheckpointLine(text));
   } else {

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <limits>
 #include <random>
 #include <utility>
 
@@ -114,6 +115,9 @@ Result<std::unique_ptr<LLM>> LLM::Load(const LLMOptions& options) {
   engine.end_ids = EndOfTurnIds(impl.tokenizer, config.eos_token_id, config.vocab_size);
   impl.grammars = MakeGrammarCompiler(impl.tokenizer, engine.end_ids, config.vocab_size);
   engine.compile_constraint = ConstraintCompilerOf(*impl.grammars);
+  // The compiler has a limit of its own, which counts from a compilation's turn: what others ask
+  // for must not make one fail.
+  engine.grammars.max_seconds = std::numeric_limits<double>::infinity();
   impl.statistics = std::make_unique<EngineStatistics>(ModelName(options.model_dir));
   engine.statistics = impl.statistics.get();
   engine.record_schedule = options.record_schedule;

@@ -321,7 +321,6 @@ using CompileResult = Result<std::shared_ptr<const CompiledGrammar>>;
 struct Job {
   GrammarSpec spec;
   std::string key;
-  Clock::time_point submitted;
   std::optional<Clock::time_point> started;
   bool overdue = false;  // nobody waits any longer
   std::optional<CompileResult> result;
@@ -371,17 +370,9 @@ struct GrammarCompiler::Impl {
     if (const auto found = in_flight.find(key); found != in_flight.end()) {
       job = found->second;
     } else {
-      if (overdue >= kMaxOverdue) {
-        ++counters.failed;
-        return Fail(Code::kResourceExhausted,
-                    fmt::format("{} compilations are beyond their time limit of {} s and still "
-                                "run; no other is begun before one of them ends.",
-                                overdue, limits.compile_seconds));
-      }
       job = std::make_shared<Job>();
       job->spec = spec;
       job->key = key;
-      job->submitted = Clock::now();
       in_flight.emplace(std::move(key), job);
       queue.push_back(job);
       StartThreads();
@@ -390,15 +381,18 @@ struct GrammarCompiler::Impl {
     const auto limit = std::chrono::duration_cast<Clock::duration>(
         std::chrono::duration<double>(limits.compile_seconds));
     while (!job->result) {
-      const Clock::time_point begin = job->started.value_or(job->submitted);
+      // What waits for its turn has all the time: others must not make it fail.
+      if (!job->started && !job->overdue) {
+        job->changed.wait(lock);
+        continue;
+      }
+      const Clock::time_point begin = *job->started;
       if (job->overdue || Clock::now() >= begin + limit) {
         if (!job->overdue) {
           job->overdue = true;
           in_flight.erase(job->key);
-          if (job->started) {
-            ++overdue;
-            StartThreads();  // others may wait for the thread that this one keeps
-          }
+          ++overdue;
+          StartThreads();  // others may wait for the thread that this one keeps
           ++counters.failed;
           job->changed.notify_all();
         }
@@ -414,7 +408,7 @@ struct GrammarCompiler::Impl {
   // With the mutex held.
   void StartThreads() {
     const size_t wanted = std::min(queue.size(), static_cast<size_t>(kCompileThreads));
-    const auto allowed = static_cast<size_t>(kCompileThreads + overdue);
+    const auto allowed = static_cast<size_t>(kCompileThreads + std::min(overdue, kMaxOverdue));
     while (idle < wanted && running < allowed) {
       ++running;
       ++idle;
@@ -451,7 +445,7 @@ struct GrammarCompiler::Impl {
       }
       job->result = std::move(result);
       job->changed.notify_all();
-      if (running > static_cast<size_t>(kCompileThreads + overdue)) {
+      if (running > static_cast<size_t>(kCompileThreads + std::min(overdue, kMaxOverdue))) {
         --running;
         --idle;
         return;
