@@ -5,7 +5,7 @@
 #include <string_view>
 
 #include "apps/jsonl.h"
-#include "text/utf8.h"
+#include "base/utf8.h"
 
 namespace {
 

@@ -18,6 +18,7 @@
 #include <variant>
 #include <vector>
 
+#include "deepinfer/chat.h"
 #include "deepinfer/error.h"
 #include "deepinfer/request_output.h"
 #include "deepinfer/sampling_params.h"
@@ -26,23 +27,13 @@
 
 namespace deepinfer {
 
-// One turn of a conversation.
-struct Message {
-  std::string role;                              // "system", "user" or "assistant"
-  std::string content;                           // UTF-8, may be empty
-  std::optional<std::string> reasoning_content;  // of an earlier answer
-};
-
-struct Chat {
-  std::vector<Message> messages;  // at least one
-  bool thinking = true;           // the model reasons before it answers
-  int reasoning_effort = 75;      // 1 ... 100; without effect unless `thinking`
-};
-
 struct Request {
   std::string id;  // returned in the output; not interpreted
   // A text (special tokens are recognised in it, and the beginning-of-sentence token is put in
-  // front unless it is there), token ids as they are, or a conversation.
+  // front unless it is there), token ids as they are, or a conversation. The answer to a
+  // conversation is parsed: CompletionOutput::message. Chat::tools that are forced or strict, and
+  // Chat::response_format where there are no tools, are enforced as a structured output is, after
+  // the reasoning.
   std::variant<std::string, std::vector<int64_t>, Chat> prompt;
   SamplingParams sampling_params;
   // Who asks: work is shared out fairly between users. Any text of at most 256 bytes.
@@ -123,6 +114,7 @@ struct StreamEvent {
   size_t request = 0;                                // index into the requests
   int64_t completion = 0;                            // 0 ... n-1
   std::string_view text;                             // new text: whole characters only
+  std::string_view reasoning;                        // of a conversation's answer
   std::span<const int32_t> token_ids;                // new tokens
   FinishReason finish_reason = FinishReason::kNone;  // set in the completion's last event
 };

@@ -8,20 +8,22 @@
 #include <variant>
 #include <vector>
 
+#include "deepinfer/chat.h"
 #include "deepinfer/error.h"
 
 namespace deepinfer {
 
 enum class FinishReason : uint8_t {
-  kNone,      // still running; seen in stream events only
-  kStop,      // an end token or a stop string; CompletionOutput::stop_reason tells which
-  kLength,    // max_tokens or the context limit
-  kAbort,     // the caller asked to stop
-  kError,     // CompletionOutput::error tells why
-  kDeadline,  // Request::timeout_seconds has passed; what there is of the output is reported
+  kNone,       // still running; seen in stream events only
+  kStop,       // an end token or a stop string; CompletionOutput::stop_reason tells which
+  kLength,     // max_tokens or the context limit
+  kAbort,      // the caller asked to stop
+  kError,      // CompletionOutput::error tells why
+  kDeadline,   // Request::timeout_seconds has passed; what there is of the output is reported
+  kToolCalls,  // as kStop, and the answer of a conversation has calls
 };
 
-// "stop", "length", "abort", "error", "deadline"; "" for kNone.
+// "stop", "length", "abort", "error", "deadline", "tool_calls"; "" for kNone.
 std::string_view FinishReasonName(FinishReason reason);
 
 // Log-probabilities are natural logarithms; what is impossible is reported as kLogprobFloor, never
@@ -43,11 +45,13 @@ struct TokenLogprobs {
 };
 
 struct CompletionOutput {
-  int64_t index = 0;               // 0 ... n-1
-  std::string text;                // always valid UTF-8
-  std::vector<int32_t> token_ids;  // end tokens included
+  int64_t index = 0;  // 0 ... n-1
+  // Always valid UTF-8. The answer to a conversation: its content, without reasoning and calls.
+  std::string text;
+  std::optional<ParsedMessage> message;  // the answer to a conversation
+  std::vector<int32_t> token_ids;        // end tokens included
   FinishReason finish_reason = FinishReason::kNone;
-  // The stop string or the end token's id; empty unless finish_reason is kStop.
+  // The stop string or the end token's id; empty unless finish_reason is kStop or kToolCalls.
   std::variant<std::monostate, std::string, int64_t> stop_reason;
   uint64_t seq_seed = 0;                // reproduces this completion
   std::vector<TokenLogprobs> logprobs;  // one per token id, or empty when not asked for

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "deepinfer/error.h"
+#include "deepinfer/structured_output.h"
 
 namespace deepinfer {
 
@@ -44,6 +45,9 @@ struct SamplingParams {
   // with and without a leading space; other tokenisations of the same text are not caught.
   std::vector<std::string> bad_words;
   std::vector<std::vector<int64_t>> bad_words_token_ids;
+
+  // What the output must look like; present together with other masks, both apply.
+  std::optional<StructuredOutput> structured_output;
 
   // No end token can be drawn, and no stop string counts, before this many output tokens; 0 ...
   // 2^31-1.

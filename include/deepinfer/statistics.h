@@ -65,6 +65,11 @@ struct StatisticsSnapshot {
   int64_t recomputed_rows = 0;
   int64_t preemptions = 0;
 
+  int64_t grammars_compiled = 0;  // structured outputs, one per request
+  int64_t grammars_failed = 0;
+  int64_t grammars_waiting = 0;  // after the last step
+  int64_t masks = 0;             // of constrained draws
+
   TimeHistogram plan_time;
   TimeHistogram step_time;
   TimeHistogram commit_time;
@@ -72,6 +77,8 @@ struct StatisticsSnapshot {
   TimeHistogram first_token_time;
   TimeHistogram output_token_time;
   TimeHistogram total_time;
+  TimeHistogram mask_time;       // of steps with constrained draws, over all threads
+  TimeHistogram mask_wait_time;  // of the same steps, after their rows
 
   PoolUse blocks;
   PoolUse window_pages;

@@ -52,6 +52,16 @@ struct BenchHostOptions {
 // Host time per decode step, on a model that costs nothing, at 1, 256 and 1,024 running sequences.
 int RunBenchHost(const BenchHostOptions& options);
 
+struct BenchGrammarOptions {
+  std::string tokenizer;  // tokenizer.json
+  std::string schemas = "bench/grammar_schemas.jsonl";
+  int64_t rounds = 3;  // over each document
+  std::string json;    // file for the results; empty: none
+};
+// Schemas compiled and followed along documents: time per mask, per accepted token and per
+// compilation, and memory.
+int RunBenchGrammar(const BenchGrammarOptions& options);
+
 struct BenchPrefillOptions {
   std::string model_dir;
   int threads = 0;        // 0: one per usable core

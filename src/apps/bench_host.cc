@@ -52,8 +52,9 @@ Result<HostResult> Measure(const Tokenizer& tokenizer, const BenchHostOptions& o
   engine_options.async_scheduling = false;
   EngineEvents events;
   int64_t tokens = 0;
-  events.on_delta = [&tokens](int64_t, int64_t, std::string_view, std::span<const int32_t> ids,
-                              FinishReason) { tokens += static_cast<int64_t>(ids.size()); };
+  events.on_delta = [&tokens](const EngineDelta& delta) {
+    tokens += static_cast<int64_t>(delta.token_ids.size());
+  };
   Engine engine(backend, tokenizer, engine_options, std::move(events));
   for (int64_t i = 0; i < sequences; ++i) {
     EngineRequest request;

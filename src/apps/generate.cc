@@ -23,14 +23,22 @@ int RunPrompt(LLM& llm, const GenerateOptions& options, const SamplingParams& pa
   Request request;
   request.sampling_params = params;
   if (options.chat) {
-    request.prompt = Chat{.messages = {Message{"user", options.prompt, std::nullopt}}};
+    Chat chat;
+    chat.messages.emplace_back().content.text = options.prompt;
+    request.prompt = std::move(chat);
   } else {
     request.prompt = options.prompt;
   }
   Status written;
+  bool thinking = false;
   GenerateCallbacks callbacks;
   callbacks.on_text = [&](const StreamEvent& event) {
-    if (written.has_value()) written = WriteStdout(event.text);
+    // A blank line between what the model thinks and what it says.
+    const bool begins = thinking && !event.text.empty();
+    thinking = (thinking || !event.reasoning.empty()) && !begins;
+    if (written.has_value())
+      written =
+          WriteStdout(fmt::format("{}{}{}", event.reasoning, begins ? "\n\n" : "", event.text));
   };
   callbacks.on_progress = [&](const Progress&) { return written.has_value() && !Interrupted(); };
   const std::vector<RequestOutput> outputs =

@@ -41,7 +41,8 @@ double Now() {
 // Names of sampling parameters in engine errors are fields of sampling_params in a line.
 Error InLine(Error error) {
   for (const char* top_level :
-       {"prompt", "messages", "user_id", "priority", "timeout_seconds", "cache_salt"}) {
+       {"prompt", "messages", "tools", "tool_choice", "response_format", "reasoning_effort",
+        "user_id", "priority", "timeout_seconds", "cache_salt"}) {
     if (error.field.rfind(top_level, 0) == 0 && error.field != "prompt_logprobs") return error;
   }
   if (!error.field.empty()) error.field = "sampling_params." + error.field;

@@ -68,6 +68,21 @@ bool HasTop(const std::vector<TokenLogprobs>& entries) {
                      [](const TokenLogprobs& entry) { return !entry.top.empty(); });
 }
 
+// As a message of a conversation, to be sent back with the next turn.
+Json MessageJson(const ParsedMessage& message) {
+  Json json = {{"role", "assistant"}, {"content", message.content}};
+  if (!message.reasoning_content.empty()) json["reasoning_content"] = message.reasoning_content;
+  if (message.tool_calls.empty()) return json;
+  json["tool_calls"] = Json::array();
+  for (const ToolCall& call : message.tool_calls) {
+    json["tool_calls"].push_back(
+        {{"id", call.id},
+         {"type", "function"},
+         {"function", {{"name", call.name}, {"arguments", call.arguments}}}});
+  }
+  return json;
+}
+
 Json CompletionJson(const CompletionOutput& output) {
   Json json = {
       {"index", output.index},         {"text", output.text},
@@ -75,6 +90,7 @@ Json CompletionJson(const CompletionOutput& output) {
       {"stop_reason", nullptr},        {"seq_seed", output.seq_seed}};
   if (const auto* text = std::get_if<std::string>(&output.stop_reason)) json["stop_reason"] = *text;
   if (const auto* id = std::get_if<int64_t>(&output.stop_reason)) json["stop_reason"] = *id;
+  if (output.message.has_value()) json["message"] = MessageJson(*output.message);
   if (!output.logprobs.empty()) {
     json["cumulative_logprob"] = output.cumulative_logprob;
     AddLogprobs(json, output.logprobs, "", "token_logprobs", HasTop(output.logprobs));

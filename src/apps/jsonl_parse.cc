@@ -6,10 +6,11 @@
 #include <limits>
 #include <utility>
 
+#include "apps/chat_line.h"
 #include "apps/jsonl.h"
+#include "base/json_value.h"
 #include "base/quoted.h"
-#include "text/chat_prompt.h"
-#include "text/utf8.h"
+#include "base/utf8.h"
 
 namespace deepinfer {
 namespace {
@@ -288,12 +289,346 @@ void ReadLogprobsMode(Reader& reader, const std::string& field, ondemand::value 
   }
 }
 
+// ---- Structured outputs -------------------------------------------------------------------------
+
+// {0,n} and the like of one white space character: the largest n; nullopt for everything else.
+std::optional<int64_t> BoundOfWhitespacePattern(std::string_view pattern) {
+  if (pattern.empty()) return 0;
+  const auto skip = [&pattern](std::string_view part) {
+    if (pattern.substr(0, part.size()) != part) return false;
+    pattern.remove_prefix(part.size());
+    return true;
+  };
+  const auto skip_character = [&skip] {
+    for (const std::string_view one : {" ", "\n", "\t", "\r", "\\n", "\\t", "\\r", "\\s"}) {
+      if (skip(one)) return true;
+    }
+    return false;
+  };
+  if (skip("[")) {
+    if (!skip_character()) return std::nullopt;
+    while (skip_character()) {
+    }
+    if (!skip("]")) return std::nullopt;
+  } else if (!skip_character()) {
+    return std::nullopt;
+  }
+  if (pattern == "?") return 1;
+  int64_t bound = 0;
+  if (!skip("{0,") || pattern.empty() || pattern.back() != '}') return std::nullopt;
+  pattern.remove_suffix(1);
+  if (!IsWholeNumber(pattern, &bound) || bound < 0 || bound > 64) return std::nullopt;
+  return bound;
+}
+
+// What the fields of a request say about its structured output, under all their names: one kind of
+// constraint, given once.
+class ConstraintFields {
+ public:
+  explicit ConstraintFields(Reader& reader) : reader_(reader) {}
+
+  // False for a key that has nothing to do with structured outputs.
+  bool Read(const std::string& key, const std::string& field, ondemand::value value) {
+    if (key == "structured_outputs") return ReadUsual(field, value), true;
+    if (key == "so_args") return ReadPublished(field, value), true;
+    if (key == "guided_whitespace_pattern") return ReadWhitespace(key.substr(7), field, value);
+    for (const std::string_view name :
+         {"guided_json", "guided_regex", "guided_choice", "guided_grammar", "guided_json_object"}) {
+      if (key == name) return ReadKind(key.substr(7), field, value);
+    }
+    return false;
+  }
+
+  // When all fields have been read. Without any of them `output` stays what it is.
+  void Apply(std::optional<StructuredOutput>* output) {
+    if (reader_.failed()) return;
+    if (kind_field_.empty()) {
+      if (!whitespace_field_.empty()) {
+        reader_.Add(whitespace_field_,
+                    fmt::format("{} is given without a schema that it is for.", whitespace_field_));
+      } else if (cleared_) {
+        output->reset();
+      }
+      return;
+    }
+    if (!whitespace_field_.empty()) {
+      if (output_.kind != Kind::kJsonSchema && output_.kind != Kind::kJsonObject &&
+          output_.kind != Kind::kStructuralTag) {
+        reader_.Add(whitespace_field_,
+                    fmt::format("{} is given, but {} has no white space between JSON tokens.",
+                                whitespace_field_, kind_field_));
+        return;
+      }
+      output_.max_whitespace = static_cast<int>(max_whitespace_);
+    }
+    *output = std::move(output_);
+  }
+
+ private:
+  using Kind = StructuredOutput::Kind;
+
+  // False when another field has given one.
+  bool Begin(Kind kind, const std::string& field) {
+    if (!kind_field_.empty()) {
+      reader_.Add(field, fmt::format("{} and {} both say what the output must look like; give one "
+                                     "of them.",
+                                     kind_field_, field));
+      return false;
+    }
+    kind_field_ = field;
+    output_.kind = kind;
+    return true;
+  }
+
+  void CheckNotEmpty(const std::string& field, std::string_view text) {
+    if (text.empty() && !reader_.failed()) reader_.Add(field, fmt::format("{} is empty.", field));
+  }
+
+  // A JSON text: as a string, or as the object itself.
+  void ReadJson(const std::string& field, ondemand::value value, std::string* out) {
+    ondemand::json_type type = ondemand::json_type::null;
+    if (value.type().get(type) == simdjson::SUCCESS && type == ondemand::json_type::object) {
+      ondemand::object object;
+      std::string_view text;
+      auto code = value.get(object);
+      if (code == simdjson::SUCCESS) code = object.raw_json().get(text);
+      if (code != simdjson::SUCCESS) return reader_.Syntax(field, code);
+      *out = text;
+    } else if (type == ondemand::json_type::boolean) {  // a schema, too
+      bool any = false;
+      reader_.Read(field, value, &any);
+      *out = any ? "true" : "false";
+    } else if (type == ondemand::json_type::string) {
+      reader_.Read(field, value, out);
+    } else {
+      reader_.Mismatch(field, value, "an object, true, false, or a string that holds one of them");
+    }
+  }
+
+  void ReadChoices(const std::string& field, ondemand::value value) {
+    reader_.Read(field, value, &output_.choices);
+    if (reader_.failed()) return;
+    if (output_.choices.empty()) reader_.Add(field, fmt::format("{} is empty.", field));
+    for (size_t i = 0; i < output_.choices.size(); ++i)
+      CheckNotEmpty(fmt::format("{}[{}]", field, i), output_.choices[i]);
+  }
+
+  // One kind under the names that structured_outputs and, with guided_ in front, the older fields
+  // have. Null means absent.
+  bool ReadKind(const std::string& name, const std::string& field, ondemand::value value) {
+    Kind kind = Kind::kJsonSchema;
+    if (name == "regex") {
+      kind = Kind::kRegex;
+    } else if (name == "choice") {
+      kind = Kind::kChoice;
+    } else if (name == "grammar") {
+      kind = Kind::kEbnf;
+    } else if (name == "json_object") {
+      kind = Kind::kJsonObject;
+    } else if (name == "structural_tag") {
+      kind = Kind::kStructuralTag;
+    } else if (name != "json") {
+      return false;
+    }
+    if (reader_.IsNull(value)) return true;
+    if (kind == Kind::kJsonObject) {
+      bool wanted = false;
+      reader_.Read(field, value, &wanted);
+      if (wanted) Begin(kind, field);
+    } else if (!Begin(kind, field)) {
+      // The value is not needed; simdjson skips it.
+    } else if (kind == Kind::kChoice) {
+      ReadChoices(field, value);
+    } else {
+      if (kind == Kind::kRegex || kind == Kind::kEbnf) {
+        reader_.Read(field, value, &output_.schema);
+      } else {
+        ReadJson(field, value, &output_.schema);
+      }
+      CheckNotEmpty(field, output_.schema);
+    }
+    return true;
+  }
+
+  bool ReadWhitespace(const std::string& name, const std::string& field, ondemand::value value) {
+    int64_t bound = 0;
+    if (name == "whitespace_pattern") {
+      std::optional<std::string> pattern;
+      reader_.Read(field, value, &pattern);
+      if (!pattern.has_value()) return true;
+      const std::optional<int64_t> known = BoundOfWhitespacePattern(*pattern);
+      if (!known.has_value()) {
+        reader_.Add(field,
+                    fmt::format("{} is {}; allowed are the empty pattern and bounded repetitions "
+                                "of white space such as \"[ ]?\" and \"[ \\n\\t]{{0,N}}\" with N "
+                                "up to 64. max_whitespace says the same as a number.",
+                                field, Quoted(*pattern, 60)));
+        return true;
+      }
+      bound = *known;
+    } else if (name == "disable_any_whitespace") {
+      std::optional<bool> disable;
+      reader_.Read(field, value, &disable);
+      if (!disable.value_or(false)) return true;
+    } else if (name == "max_whitespace") {
+      std::optional<int64_t> number;
+      reader_.Read(field, value, &number);
+      if (!number.has_value()) return true;
+      if (*number < 0 || *number > 64) {
+        reader_.Add(field, fmt::format("{} is {}; allowed are 0 ... 64.", field, *number));
+        return true;
+      }
+      bound = *number;
+    } else {
+      return false;
+    }
+    if (!whitespace_field_.empty()) {
+      reader_.Add(field, fmt::format("{} and {} both say how much white space there may be; give "
+                                     "one of them.",
+                                     whitespace_field_, field));
+    }
+    whitespace_field_ = field;
+    max_whitespace_ = bound;
+    return true;
+  }
+
+  bool ReadTrigger(const std::string& name, const std::string& field, ondemand::value value) {
+    if (name == "trigger_token_ids") {
+      std::optional<std::vector<int64_t>> ids;
+      reader_.Read(field, value, &ids);
+      if (ids.has_value()) output_.trigger_token_ids = std::move(*ids);
+    } else if (name == "bound_token_id") {
+      reader_.Read(field, value, &output_.bound_token_id);
+    } else {
+      return false;
+    }
+    return true;
+  }
+
+  void CheckTrigger(const std::string& path) {
+    if (!output_.bound_token_id.has_value() || !output_.trigger_token_ids.empty()) return;
+    reader_.Add(path + ".bound_token_id",
+                fmt::format("{}.bound_token_id is given without {}.trigger_token_ids, whose rest "
+                            "it forces.",
+                            path, path));
+  }
+
+  // {"json": ...} and so on.
+  void ReadUsual(const std::string& path, ondemand::value value) {
+    if (reader_.IsNull(value)) {
+      cleared_ = true;
+      return;
+    }
+    const std::string before = kind_field_;
+    reader_.ReadObject(
+        path, value,
+        "json, regex, choice, grammar, json_object, structural_tag, whitespace_pattern, "
+        "disable_any_whitespace, max_whitespace, trigger_token_ids and bound_token_id",
+        [&](const std::string& key, const std::string& field, ondemand::value item) {
+          return ReadKind(key, field, item) || ReadWhitespace(key, field, item) ||
+                 ReadTrigger(key, field, item);
+        });
+    if (reader_.failed()) return;
+    if (kind_field_ == before) {
+      reader_.Add(path, fmt::format("{} has none of json, regex, choice, grammar, json_object and "
+                                    "structural_tag; one is needed.",
+                                    path));
+    }
+    CheckTrigger(path);
+  }
+
+  // {"schema_type", "schema", "trigger_token_ids"?, "bound_token_id"?}.
+  void ReadPublished(const std::string& path, ondemand::value value) {
+    if (reader_.IsNull(value)) {
+      cleared_ = true;
+      return;
+    }
+    static constexpr std::pair<std::string_view, Kind> kTypes[] = {
+        {"json", Kind::kJsonSchema},
+        {"regex", Kind::kRegex},
+        {"ebnf", Kind::kEbnf},
+        {"choice", Kind::kChoice},
+        {"json_object", Kind::kJsonObject},
+        {"structural_tag", Kind::kStructuralTag}};
+    std::string type;
+    std::string schema;
+    std::vector<std::string> choices;
+    bool has_type = false;
+    bool has_schema = false;
+    bool schema_is_text = true;
+    reader_.ReadObject(
+        path, value, "schema_type, schema, trigger_token_ids and bound_token_id",
+        [&](const std::string& key, const std::string& field, ondemand::value item) {
+          if (key == "schema_type") return reader_.Read(field, item, &type), has_type = true;
+          if (key == "schema") {
+            has_schema = true;
+            ondemand::json_type json = ondemand::json_type::null;
+            if (item.type().get(json) == simdjson::SUCCESS && json == ondemand::json_type::array) {
+              reader_.Read(field, item, &choices);
+            } else {
+              schema_is_text = json == ondemand::json_type::string;
+              ReadJson(field, item, &schema);
+            }
+            return true;
+          }
+          if (key == "serialized" || key == "bound_token_ids") {
+            reader_.Add(field, fmt::format("{} is not supported; {}.", field,
+                                           key == "serialized" ? "schema has the description itself"
+                                                               : "bound_token_id is a single id"));
+            return true;
+          }
+          return ReadTrigger(key, field, item);
+        });
+    if (reader_.failed()) return;
+    const std::string schema_field = path + ".schema";
+    if (!has_type) reader_.Add(path + ".schema_type", path + ".schema_type is missing.");
+    const auto* const named =
+        std::find_if(std::begin(kTypes), std::end(kTypes),
+                     [&type](const auto& entry) { return entry.first == type; });
+    if (has_type && named == std::end(kTypes)) {
+      reader_.Add(path + ".schema_type",
+                  fmt::format("{}.schema_type is {}; allowed are json, regex, ebnf, choice, "
+                              "json_object and structural_tag.",
+                              path, Quoted(type)));
+    }
+    const bool needs_schema = named == std::end(kTypes) || named->second != Kind::kJsonObject;
+    if (needs_schema && !has_schema) reader_.Add(schema_field, schema_field + " is missing.");
+    if (has_schema && !needs_schema)
+      reader_.Add(schema_field, schema_field + " is given, but json_object needs none.");
+    if (reader_.failed() || !Begin(named->second, path)) return;
+    if (named->second == Kind::kChoice) {
+      if (choices.empty()) reader_.Add(schema_field, schema_field + " must be a list of texts.");
+    } else if (!choices.empty()) {
+      reader_.Add(schema_field, schema_field + " is a list; only choice has one.");
+    } else if (!schema_is_text && output_.kind != Kind::kJsonSchema &&
+               output_.kind != Kind::kStructuralTag) {
+      reader_.Add(schema_field, schema_field + " is no text; allowed is a text.");
+    } else if (needs_schema) {
+      CheckNotEmpty(schema_field, schema);
+    }
+    for (size_t i = 0; i < choices.size(); ++i)
+      CheckNotEmpty(fmt::format("{}[{}]", schema_field, i), choices[i]);
+    output_.schema = std::move(schema);
+    output_.choices = std::move(choices);
+    CheckTrigger(path);
+  }
+
+  Reader& reader_;
+  StructuredOutput output_;
+  std::string kind_field_;  // that gave the kind; empty: none yet
+  std::string whitespace_field_;
+  int64_t max_whitespace_ = 0;
+  bool cleared_ = false;  // an explicit null
+};
+
 constexpr std::string_view kSamplingFields =
     "temperature, top_k, top_p, min_p, presence_penalty, frequency_penalty, repetition_penalty, "
     "logit_bias, allowed_token_ids, "
     "bad_words, bad_words_token_ids, min_tokens, max_tokens, stop, stop_token_ids, "
     "include_stop_str_in_output, ignore_eos, n, "
-    "logprobs, prompt_logprobs, logprobs_mode, seq_seed (or seed) and skip_special_tokens";
+    "logprobs, prompt_logprobs, logprobs_mode, seq_seed (or seed), skip_special_tokens, "
+    "structured_outputs, so_args, guided_json, guided_regex, guided_choice, guided_grammar, "
+    "guided_json_object and guided_whitespace_pattern";
 
 bool ReadSamplingField(Reader& reader, const std::string& key, const std::string& field,
                        ondemand::value value, SamplingParams* p) {
@@ -328,6 +663,7 @@ bool ReadSamplingField(Reader& reader, const std::string& key, const std::string
 void ReadSamplingParams(Reader& reader, const std::string& path, ondemand::value value,
                         SamplingParams* params) {
   bool has_seed = false;
+  ConstraintFields constraint(reader);
   reader.ReadObject(path, value, kSamplingFields,
                     [&](const std::string& key, const std::string& field, ondemand::value item) {
                       if (key == "seq_seed" || key == "seed") {
@@ -336,79 +672,23 @@ void ReadSamplingParams(Reader& reader, const std::string& path, ondemand::value
                                      "seed and seq_seed are the same parameter; give one of them.");
                         has_seed = true;
                       }
-                      return ReadSamplingField(reader, key, field, item, params);
+                      return constraint.Read(key, field, item) ||
+                             ReadSamplingField(reader, key, field, item, params);
                     });
+  constraint.Apply(&params->structured_output);
 }
 
-void ReadMessage(Reader& reader, const std::string& path, ondemand::value value, Message* message) {
-  bool has_role = false;
-  bool has_content = false;
-  reader.ReadObject(path, value, "role, content and reasoning_content",
-                    [&](const std::string& key, const std::string& field, ondemand::value item) {
-                      if (key == "role")
-                        return reader.Read(field, item, &message->role), has_role = true;
-                      if (key == "content")
-                        return reader.Read(field, item, &message->content), has_content = true;
-                      if (key == "reasoning_content")
-                        return reader.Read(field, item, &message->reasoning_content), true;
-                      return false;
-                    });
-  if (reader.broken()) return;
-  if (!has_role) reader.Add(path + ".role", fmt::format("{}.role is missing.", path));
-  if (!has_content) reader.Add(path + ".content", fmt::format("{}.content is missing.", path));
-}
-
-void ReadMessages(Reader& reader, const std::string& path, ondemand::value value,
-                  std::vector<Message>* messages) {
-  ondemand::array array;
-  if (value.get(array) != simdjson::SUCCESS) {
-    reader.Add(
-        path,
-        fmt::format("{} is not a list; allowed is a list of objects with role and content.", path));
-    return;
-  }
-  for (auto element : array) {
-    ondemand::value item;
-    const std::string name = fmt::format("{}[{}]", path, messages->size());
-    if (const auto code = element.get(item); code != simdjson::SUCCESS)
-      return reader.Syntax(name, code);
-    ReadMessage(reader, name, item, &messages->emplace_back());
-    if (reader.broken()) return;
-  }
-}
-
-void ReadEffort(Reader& reader, const std::string& field, ondemand::value value, int* effort) {
-  int64_t number = 0;
-  std::string_view name;
-  if (value.get(name) == simdjson::SUCCESS) {
-    const Result<int> named = ParseReasoningEffort(name);
-    if (!named.has_value()) {
-      reader.Add(field, named.error().message);
-    } else {
-      *effort = *named;
-    }
-    return;
-  }
-  reader.Read(field, value, &number);
-  if (reader.failed()) return;
-  if (number < 1 || number > 100) {
-    reader.Add(field, fmt::format("{} is {}; allowed are 1 ... 100, \"low\", \"high\" and \"max\".",
-                                  field, number));
-  } else {
-    *effort = static_cast<int>(number);
-  }
-}
-
-void ReadThinkingMode(Reader& reader, const std::string& field, ondemand::value value,
-                      bool* thinking) {
-  std::string name;
-  reader.Read(field, value, &name);
-  if (reader.failed()) return;
-  const Result<ThinkingMode> mode = ParseThinkingMode(name);
-  if (mode.has_value()) {
-    *thinking = *mode == ThinkingMode::kThinking;
-  } else {
-    reader.Add(field, mode.error().message);
+// A field of the conversation, as it is.
+void ReadChatField(Reader& reader, const std::string& key, const std::string& field,
+                   ondemand::value value, JsonValue* chat) {
+  std::string_view text;
+  if (const auto code = simdjson::to_json_string(value).get(text); code != simdjson::SUCCESS)
+    return reader.Syntax(field, code);
+  Result<JsonValue> parsed = JsonValue::Parse(text);
+  if (!parsed.has_value()) {
+    reader.Add(field, fmt::format("{} cannot be read: {}", field, parsed.error().message));
+  } else if (!parsed->is_null()) {
+    chat->Set(key, std::move(*parsed));
   }
 }
 
@@ -516,25 +796,17 @@ ParsedLine<Request> ParseGenerateLine(std::string_view line, const SamplingParam
   request.sampling_params = defaults;
   Reader reader;
   std::vector<std::string> prompts;  // names of the fields that give one
-  Chat chat;
-  std::string chat_option;
+  JsonValue chat = JsonValue::Object{};
   const auto read = [&](const std::string& key, const std::string& field, ondemand::value value) {
     if (key == "prompt") {
       reader.Read(field, value, &request.prompt.emplace<std::string>());
     } else if (key == "prompt_token_ids") {
       reader.Read(field, value, &request.prompt.emplace<std::vector<int64_t>>());
-    } else if (key == "messages") {
-      ReadMessages(reader, field, value, &chat.messages);
+    } else if (IsChatField(key)) {
+      ReadChatField(reader, key, field, value, &chat);
+      if (key != "messages") return true;
     } else if (key == "sampling_params") {
       ReadSamplingParams(reader, field, value, &request.sampling_params);
-      return true;
-    } else if (key == "thinking_mode") {
-      ReadThinkingMode(reader, field, value, &chat.thinking);
-      chat_option = field;
-      return true;
-    } else if (key == "reasoning_effort") {
-      ReadEffort(reader, field, value, &chat.reasoning_effort);
-      chat_option = field;
       return true;
     } else if (key == "user_id") {
       reader.Read(field, value, &request.user_id);
@@ -568,11 +840,28 @@ ParsedLine<Request> ParseGenerateLine(std::string_view line, const SamplingParam
       return;
     }
     if (prompts[0] == "messages") {
-      request.prompt = std::move(chat);
-    } else if (!chat_option.empty()) {
-      reader.Add(chat_option,
-                 fmt::format("{} is given without messages; it has no effect on other prompts.",
-                             chat_option));
+      if (chat.Find("messages") == nullptr) {
+        reader.Add("messages", "messages is null; allowed is a list of messages.");
+        return;
+      }
+      if (chat.Find("response_format") != nullptr &&
+          request.sampling_params.structured_output.has_value()) {
+        reader.Add("response_format",
+                   "response_format and a structured output of sampling_params are both given; an "
+                   "output follows one description.");
+        return;
+      }
+      Result<Chat> read_chat = ChatFromLine(chat);
+      if (read_chat.has_value()) {
+        request.prompt = std::move(*read_chat);
+      } else {
+        reader.Add(read_chat.error().field, read_chat.error().message);
+      }
+    } else if (!chat.if_object()->empty()) {
+      const std::string& option = chat.if_object()->front().first;
+      reader.Add(option, fmt::format("{} is given without messages; it has no effect on other "
+                                     "prompts.",
+                                     option));
     }
     std::vector<Error> problems = request.sampling_params.Validate();
     for (Error& problem : problems) problem.field = "sampling_params." + problem.field;
@@ -580,8 +869,9 @@ ParsedLine<Request> ParseGenerateLine(std::string_view line, const SamplingParam
   };
   ParsedLine<Request> parsed = ParseLine(
       line,
-      "id, prompt, prompt_token_ids, messages, sampling_params, thinking_mode, reasoning_effort, "
-      "user_id, priority, timeout_seconds and cache_salt",
+      "id, prompt, prompt_token_ids, messages, tools, tool_choice, response_format, thinking, "
+      "thinking_mode, reasoning_effort, encoding_profile, drop_thinking, sampling_params, user_id, "
+      "priority, timeout_seconds and cache_salt",
       &request, reader, read, check);
   if (parsed.value.has_value() && parsed.id.has_value()) parsed.value->id = parsed.id->text;
   return parsed;

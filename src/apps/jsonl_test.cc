@@ -173,6 +173,52 @@ TEST(ParseGenerateLine, ReadsIdsMessagesAndIntegerIds) {
   EXPECT_EQ(conversation.reasoning_effort, 100);
 }
 
+TEST(ParseGenerateLine, T052ReasoningOfAHistoryHasTwoNames) {
+  const auto messages = [](const std::string& fields) {
+    return ParseGenerateLine(
+               R"({"id":"a","messages":[{"role":"user","content":"q"},{"role":"assistant","content":"y")" +
+               fields + R"(},{"role":"user","content":"z"}]})")
+        .value;
+  };
+  for (const char* name : {"reasoning", "reasoning_content"}) {
+    const auto request = messages(fmt::format(R"(,"{}":"hm")", name));
+    ASSERT_TRUE(request.has_value()) << request.error().message;
+    EXPECT_EQ(std::get<Chat>(request->prompt).messages[1].reasoning_content, "hm") << name;
+  }
+  EXPECT_TRUE(messages(R"(,"reasoning":null,"reasoning_content":"hm")").has_value());
+  const auto both = messages(R"(,"reasoning":"hm","reasoning_content":"hm")");
+  ASSERT_FALSE(both.has_value());
+  EXPECT_EQ(both.error().field, "messages[1].reasoning");
+}
+
+TEST(ParseGenerateLine, MembersOfAConversationWithoutEffectAreRefusedByName) {
+  const std::string user = R"({"id":"a","messages":[{"role":"user","content":"json"}],)";
+  const std::pair<std::string, const char*> cases[] = {
+      {user + R"("tools":[{"type":"function","function":{"name":"f","parameter":{}}}]})",
+       "tools[0].function.parameter"},
+      {user + R"("tools":[{"type":"function","strct":1,"function":{"name":"f"}}]})",
+       "tools[0].strct"},
+      {user + R"("tools":[{"type":"function","function":{"name":"f"}}],)" +
+           R"("tool_choice":{"type":"function","function":{"name":"f","x":1}}})",
+       "tool_choice.function.x"},
+      {user + R"("tool_choice":"required"})", "tool_choice"},
+      {user + R"("response_format":{"type":"json_object","x":1}})", "response_format.x"},
+      {user + R"("thinking":{"type":"enabled","budget_tokens":9}})", "thinking.budget_tokens"},
+      {user + R"("response_format":{"type":"json_object"},"sampling_params":{"guided_regex":"a"}})",
+       "response_format"},
+      {R"({"id":"a","messages":[{"role":"user","content":"x","prefix":true}]})",
+       "messages[0].prefix"},
+      {R"({"id":"a","messages":[{"role":"user","content":[{"type":"text","text":"x","y":1}]}]})",
+       "messages[0].content[0].y"},
+      {R"({"id":"a","messages":[{"role":"user","content":"x","y":1}]})", "messages[0].y"},
+  };
+  for (const auto& [line, field] : cases) {
+    const auto parsed = ParseGenerateLine(line);
+    ASSERT_FALSE(parsed.value.has_value()) << line;
+    EXPECT_EQ(parsed.value.error().field, field) << parsed.value.error().message;
+  }
+}
+
 TEST(ParseGenerateLine, DefaultsHoldUntilTheLineSaysOtherwise) {
   const SamplingParams defaults = *ParseSamplingParams(R"({"temperature": 0.5, "max_tokens": 7})");
   const auto parsed = ParseGenerateLine(
@@ -233,12 +279,12 @@ TEST(ParseGenerateLine, EachFaultNamesItsField) {
       {R"({"id":"a","prompt_token_ids":[[1]]})", "prompt_token_ids[0]",
        "a list; allowed is an integer"},
       {R"({"id":"a","prompt_token_ids":"1"})", "prompt_token_ids", "a list"},
-      {R"({"id":"a","messages":"hi"})", "messages", "not a list"},
+      {R"({"id":"a","messages":"hi"})", "messages", "must be a list"},
       {R"({"id":"a","messages":[{"role":"user"}]})", "messages[0].content", "is missing"},
-      {R"({"id":"a","messages":[{"role":"user","content":["x"]}]})", "messages[0].content",
-       "a string"},
-      {R"({"id":"a","messages":[{"role":"user","content":"x","name":"y"}]})", "messages[0].name",
-       "known are role"},
+      {R"({"id":"a","messages":[{"role":"user","content":["x"]}]})", "messages[0].content[0]",
+       "must be an object"},
+      {R"({"id":"a","messages":[{"role":"user","content":"x","nick":"y"}]})", "messages[0].nick",
+       "these are role"},
       {R"({"id":"a","prompt":"x","thinking_mode":"chat"})", "thinking_mode", "without messages"},
       {R"({"id":"a","messages":[],"reasoning_effort":0})", "reasoning_effort", "1 ... 100"},
       {"{\"id\":\"a\",\"prompt\":\"x\xff\"}", "prompt", "not UTF-8 at byte 21"},
@@ -403,6 +449,32 @@ TEST(OutputLines, AreJsonWithTheDocumentedFields) {
   EXPECT_EQ(json["usage"]["total_tokens"], 4);
   EXPECT_EQ(json["usage"]["cached_tokens"], 1);
   EXPECT_TRUE(json["timings"].contains("first_token_seconds"));
+}
+
+TEST(OutputLines, T052AnAnswerIsAMessageThatCanBeSentBack) {
+  RequestOutput output;
+  CompletionOutput& completion = output.outputs.emplace_back();
+  completion.finish_reason = FinishReason::kToolCalls;
+  completion.stop_reason = int64_t{1};
+  completion.text = "Hi.";
+  ParsedMessage& message = completion.message.emplace();
+  message.content = "Hi.";
+  message.reasoning_content = "hm";
+  ToolCall& call = message.tool_calls.emplace_back();
+  call.id = "call_00_x";
+  call.name = "f";
+  call.arguments = R"({"a": 1})";
+  const auto json = nlohmann::json::parse(OutputLine({"12", true}, output));
+  EXPECT_EQ(json["outputs"][0]["finish_reason"], "tool_calls");
+  EXPECT_EQ(
+      json["outputs"][0]["message"],
+      nlohmann::json::parse(
+          R"({"role":"assistant","content":"Hi.","reasoning_content":"hm","tool_calls":[{"id":"call_00_x","type":"function",
+             "function":{"name":"f","arguments":"{\"a\": 1}"}}]})"));
+  message = {};
+  const auto plain = nlohmann::json::parse(OutputLine({"12", true}, output));
+  EXPECT_EQ(plain["outputs"][0]["message"],
+            nlohmann::json::parse(R"({"role":"assistant","content":""})"));
 }
 
 TEST(OutputLines, ErrorsNameCodeFieldAndLine) {

@@ -19,8 +19,10 @@
 #include "apps/make_checkpoint.h"
 #include "apps/option_names.h"
 #include "apps/output.h"
+#include "apps/parse.h"
 #include "apps/plan.h"
 #include "apps/print.h"
+#include "apps/render.h"
 #include "apps/replay_schedule.h"
 #include "apps/selfcheck.h"
 #include "apps/tokenize.h"
@@ -325,11 +327,16 @@ void AddGenerateCommand(CLI::App& app, const std::string& resume_command, int& s
   command->footer(
       "Input lines: {\"id\", one of \"prompt\", \"prompt_token_ids\", \"messages\", and optionally "
       "\"sampling_params\", \"user_id\",\n"
-      "\"priority\", \"timeout_seconds\", \"cache_salt\", and with \"messages\" \"thinking_mode\" "
-      "(thinking or chat) and \"reasoning_effort\"\n"
-      "(1 to 100, low, high or max)}. Blank lines are skipped; a line that is wrong gets an error "
-      "object in the output and harms no\n"
-      "other. Output lines keep the input's order.\n"
+      "\"priority\", \"timeout_seconds\", \"cache_salt\"}. Blank lines are skipped; a line that is "
+      "wrong gets an error object in the\n"
+      "output and harms no other. Output lines keep the input's order.\n"
+      "With \"messages\" also \"tools\", \"tool_choice\", \"response_format\", \"thinking\" or "
+      "\"thinking_mode\" (thinking or chat),\n"
+      "\"reasoning_effort\" (1 to 100, low, high or max), \"encoding_profile\" (recipe or "
+      "checkpoint), \"drop_thinking\".\n"
+      "What an output must look like is said in \"sampling_params\": {\"structured_outputs\": {one "
+      "of \"json\", \"regex\", \"choice\",\n"
+      "\"grammar\", \"json_object\", \"structural_tag\"}}, or by \"response_format\".\n"
       "Results of a job whose output is a file are kept in OUTPUT.partial until all are there; "
       "--resume continues a job that was stopped.\n"
       "Exit status: 0 every line is fine, 3 finished but some lines failed, 4 stopped by "
@@ -438,6 +445,64 @@ void AddTokenizerCommand(CLI::App& app, int& status, const char* name, const cha
       throw CLI::RequiredError("--model or --tokenizer");
     status = run(*options);
   });
+}
+
+void AddParseCommand(CLI::App& app, int& status) {
+  auto options = std::make_shared<ParseOptions>();
+  CLI::App* command =
+      app.add_subcommand("parse", "Turn answers into reasoning, content and tool calls");
+  command->footer(
+      "Input lines: {\"id\", \"text\" or \"ids\", and optionally \"parser\", \"finish\", "
+      "\"cuts\"}; ids need --model or\n"
+      "--tokenizer. docs/answers.md describes them.\n"
+      "Exit status: 0 every line is fine, 3 finished but some lines failed, 1 failure, 2 wrong "
+      "usage, 130 interrupted, 141 nobody reads the output.");
+  CLI::Option* model = command->add_option("--model", options->model, "Checkpoint directory");
+  command->add_option("--tokenizer", options->tokenizer, "A tokenizer.json")->excludes(model);
+  command
+      ->add_option_function<std::string>(
+          "--policy",
+          [options](const std::string& name) { options->toolkit_policy = name == "toolkit"; },
+          "recommended: markup that is not quite right is repaired; toolkit: as the vendor's "
+          "parser")
+      ->check(OneOf({"recommended", "toolkit"}))
+      ->default_str("recommended");
+  command->add_option("--input", options->input, "JSON lines; '-' is the standard input")
+      ->capture_default_str();
+  command->add_option("--output", options->output, "JSON lines; '-' is the standard output")
+      ->capture_default_str();
+  command->callback([options, &status] { status = RunParse(*options); });
+}
+
+void AddRenderCommand(CLI::App& app, int& status) {
+  auto options = std::make_shared<RenderOptions>();
+  CLI::App* command = app.add_subcommand(
+      "render", "Turn lines of requests or conversations into lines of prompts and token ids");
+  command->footer(
+      "Input lines: {\"id\", one of \"request\" (with \"api\" and \"options\"), \"conversation\" "
+      "and \"messages\" (with \"mode\",\n"
+      "\"effort\" and \"drop_thinking\")}. docs/chat.md describes them.\n"
+      "Exit status: 0 every line is fine, 3 finished but some lines failed, 1 failure, 2 wrong "
+      "usage, 130 interrupted, 141 nobody reads the output.");
+  CLI::Option* model =
+      command->add_option("--model", options->model, "Checkpoint directory: token ids are written");
+  CLI::Option* tokenizer = command->add_option("--tokenizer", options->tokenizer,
+                                               "A tokenizer.json: token ids are written");
+  model->excludes(tokenizer);
+  command
+      ->add_option("--profile", options->profile,
+                   "Whose rules: recipe (the toolkit for servers) or checkpoint (its encoder)")
+      ->check(OneOf({"recipe", "checkpoint"}))
+      ->capture_default_str();
+  command
+      ->add_option("--dialect", options->dialect,
+                   "v4.1 or v4; without it the tokenizer's, v4.1 without a tokenizer")
+      ->check(OneOf({"v4.1", "v4"}));
+  command->add_option("--input", options->input, "JSON lines; '-' is the standard input")
+      ->capture_default_str();
+  command->add_option("--output", options->output, "JSON lines; '-' is the standard output")
+      ->capture_default_str();
+  command->callback([options, &status] { status = RunRender(*options); });
 }
 
 void AddCacheFormat(CLI::App* command, std::string& format) {
@@ -580,6 +645,25 @@ void AddBenchCommand(CLI::App& app, int& status) {
   host_command->add_option("--json", host->json, "Write the results to this file")
       ->check(FileName());
   host_command->callback([host, &status] { status = RunBenchHost(*host); });
+  auto grammar = std::make_shared<BenchGrammarOptions>();
+  CLI::App* grammar_command = command->add_subcommand(
+      "grammar", "Time the compilation of schemas and the masks along documents");
+  grammar_command->footer(
+      "Lines of --schemas are {\"name\", \"kind\", \"schema\", \"documents\"}; each document is "
+      "followed "
+      "token "
+      "by token, with a mask before each.\n"
+      "tools/bench_xgrammar.py times the Python package over the same file.");
+  grammar_command->add_option("--tokenizer", grammar->tokenizer, "The file tokenizer.json")
+      ->required();
+  grammar_command->add_option("--schemas", grammar->schemas, "Schemas and documents, JSON lines")
+      ->capture_default_str();
+  grammar_command->add_option("--rounds", grammar->rounds, "Times that each document is followed")
+      ->check(CLI::Range(1, 1000))
+      ->capture_default_str();
+  grammar_command->add_option("--json", grammar->json, "Write the results to this file")
+      ->check(FileName());
+  grammar_command->callback([grammar, &status] { status = RunBenchGrammar(*grammar); });
 }
 
 void AddSelfcheckCommand(CLI::App& app, int& status) {
@@ -694,6 +778,8 @@ int Main(int argc, char** argv) {
                       RunTokenize);
   AddTokenizerCommand(app, status, "detokenize", "Turn lines of token ids into lines of text",
                       RunDetokenize);
+  AddParseCommand(app, status);
+  AddRenderCommand(app, status);
   AddLogitsCommand(app, status);
   AddInspectCommand(app, status);
   AddPlanCommand(app, status);

@@ -7,176 +7,16 @@
 #include <utility>
 
 #include "base/error.h"
-#include "text/chat_prompt.h"
-#include "text/utf8.h"
+#include "engine/resolve_request.h"
 
 namespace deepinfer {
 namespace {
-
-Error FirstOf(const std::vector<Error>& problems) {
-  Error all = problems.front();
-  for (size_t i = 1; i < problems.size(); ++i) all.message += " " + problems[i].message;
-  return all;
-}
-
-tl::unexpected<Error> WithField(Error error, std::string field) {
-  if (error.field.empty()) error.field = std::move(field);
-  return tl::unexpected<Error>(std::move(error));
-}
-
-Result<std::vector<int32_t>> ResolveText(const std::string& text, const Tokenizer& tokenizer) {
-  if (text.empty())
-    return Fail(Code::kInvalidArgument, "prompt is empty; at least one character is needed.",
-                "prompt");
-  Result<std::vector<int32_t>> ids = tokenizer.Encode(text);
-  if (!ids.has_value()) return WithField(std::move(ids.error()), "prompt");
-  const std::optional<int32_t> bos = tokenizer.bos_id();
-  if (bos.has_value() && (ids->empty() || ids->front() != *bos)) ids->insert(ids->begin(), *bos);
-  return ids;
-}
-
-Result<std::vector<int32_t>> ResolveIds(const std::vector<int64_t>& ids, int64_t vocab_size) {
-  if (ids.empty()) {
-    return Fail(Code::kInvalidArgument, "prompt_token_ids is empty; at least one token is needed.",
-                "prompt_token_ids");
-  }
-  std::vector<int32_t> tokens;
-  tokens.reserve(ids.size());
-  for (size_t i = 0; i < ids.size(); ++i) {
-    if (ids[i] < 0 || ids[i] >= vocab_size) {
-      const std::string field = fmt::format("prompt_token_ids[{}]", i);
-      return Fail(Code::kInvalidArgument,
-                  fmt::format("{} is {}; token ids of this model are 0 ... {}.", field, ids[i],
-                              vocab_size - 1),
-                  field);
-    }
-    tokens.push_back(static_cast<int32_t>(ids[i]));
-  }
-  return tokens;
-}
-
-Result<std::vector<int32_t>> ResolveChat(const Chat& chat, const Tokenizer& tokenizer) {
-  if (chat.messages.empty())
-    return Fail(Code::kInvalidArgument, "messages is empty; at least one is needed.", "messages");
-  std::vector<ChatMessage> messages;
-  for (const Message& message : chat.messages) {
-    messages.push_back({message.role, message.content, message.reasoning_content});
-  }
-  ChatOptions options;
-  options.mode = chat.thinking ? ThinkingMode::kThinking : ThinkingMode::kChat;
-  options.reasoning_effort = chat.reasoning_effort;
-  Result<std::vector<int32_t>> ids = EncodeChat(tokenizer, messages, options);
-  if (!ids.has_value()) return WithField(std::move(ids.error()), "messages");
-  return ids;
-}
-
-Status CheckTexts(const std::vector<std::string>& texts, const char* field) {
-  for (size_t i = 0; i < texts.size(); ++i) {
-    const std::optional<size_t> bad = FindInvalidUtf8(texts[i]);
-    if (!bad.has_value()) continue;
-    const std::string name = fmt::format("{}[{}]", field, i);
-    return Fail(Code::kInvalidArgument,
-                fmt::format("{} is not UTF-8 at byte {}; only UTF-8 text can match.", name, *bad),
-                name);
-  }
-  return {};
-}
-
-// The fields that decide when a request runs.
-Status CheckServiceFields(const Request& request) {
-  constexpr int64_t kMaxPriority = 1'000'000;
-  constexpr size_t kMaxNameBytes = 256;
-  if (request.priority < -kMaxPriority || request.priority > kMaxPriority) {
-    return Fail(Code::kInvalidArgument,
-                fmt::format("priority is {}; allowed are {} ... {}.", request.priority,
-                            -kMaxPriority, kMaxPriority),
-                "priority");
-  }
-  if (request.timeout_seconds.has_value() && !(*request.timeout_seconds > 0.0)) {
-    return Fail(
-        Code::kInvalidArgument,
-        fmt::format("timeout_seconds is {}; it must be more than 0.", *request.timeout_seconds),
-        "timeout_seconds");
-  }
-  for (const auto& [text, field] :
-       {std::pair{&request.user_id, "user_id"}, std::pair{&request.cache_salt, "cache_salt"}}) {
-    if (text->size() <= kMaxNameBytes) continue;
-    return Fail(
-        Code::kInvalidArgument,
-        fmt::format("{} has {} bytes; allowed are at most {}.", field, text->size(), kMaxNameBytes),
-        field);
-  }
-  return {};
-}
-
-// Each forbidden text at the beginning of a word and inside of one.
-Status ResolveBadWords(const SamplingParams& params, const Tokenizer& tokenizer,
-                       std::vector<std::vector<int32_t>>* words) {
-  for (const std::vector<int64_t>& ids : params.bad_words_token_ids)
-    words->emplace_back(ids.begin(), ids.end());
-  for (size_t i = 0; i < params.bad_words.size(); ++i) {
-    for (const char* space : {"", " "}) {
-      Result<std::vector<int32_t>> ids = tokenizer.Encode(space + params.bad_words[i]);
-      if (!ids.has_value())
-        return WithField(std::move(ids.error()), fmt::format("bad_words[{}]", i));
-      if (!ids->empty()) words->push_back(std::move(*ids));
-    }
-  }
-  return {};
-}
-
-Result<std::vector<int32_t>> ResolvePrompt(const Request& request, const Tokenizer& tokenizer,
-                                           int64_t vocab_size) {
-  if (const auto* text = std::get_if<std::string>(&request.prompt))
-    return ResolveText(*text, tokenizer);
-  if (const auto* ids = std::get_if<std::vector<int64_t>>(&request.prompt))
-    return ResolveIds(*ids, vocab_size);
-  return ResolveChat(std::get<Chat>(request.prompt), tokenizer);
-}
 
 // The name under which the request gave its prompt.
 const char* PromptField(const Request& request) {
   constexpr const char* kFields[] = {"prompt", "prompt_token_ids", "messages"};
   return kFields[request.prompt.index()];
 }
-
-}  // namespace
-
-std::vector<int32_t> EndOfTurnIds(const Tokenizer& tokenizer, int64_t eos_id, int64_t vocab_size) {
-  std::vector<int32_t> ids = {static_cast<int32_t>(eos_id)};
-  const auto add = [&](std::optional<int32_t> id) {
-    if (id.has_value() && *id < vocab_size && std::find(ids.begin(), ids.end(), *id) == ids.end())
-      ids.push_back(*id);
-  };
-  add(tokenizer.bos_id());
-  for (const char* opening : {"<｜System｜>", "<｜User｜>", "<｜Assistant｜>"})
-    add(tokenizer.IdOf(opening));
-  return ids;
-}
-
-Result<EngineRequest> ResolveRequest(const Request& request, const Tokenizer& tokenizer,
-                                     int64_t vocab_size,
-                                     const std::function<uint64_t()>& fresh_seed) {
-  const SamplingParams& params = request.sampling_params;
-  if (const std::vector<Error> problems = params.Validate(vocab_size); !problems.empty()) {
-    return tl::unexpected<Error>(FirstOf(problems));
-  }
-  DI_RETURN_IF_ERROR(CheckTexts(params.stop, "stop"));
-  DI_RETURN_IF_ERROR(CheckServiceFields(request));
-  EngineRequest resolved;
-  resolved.id = request.id;
-  resolved.params = params;
-  DI_RETURN_IF_ERROR(ResolveBadWords(params, tokenizer, &resolved.bad_words));
-  DI_ASSIGN_OR_RETURN(resolved.prompt, ResolvePrompt(request, tokenizer, vocab_size));
-  resolved.user_id = request.user_id;
-  resolved.priority = static_cast<int32_t>(request.priority);
-  if (request.timeout_seconds.has_value()) resolved.timeout_seconds = *request.timeout_seconds;
-  resolved.cache_salt = request.cache_salt;
-  resolved.seed = params.seq_seed.has_value() ? *params.seq_seed : fresh_seed();
-  return resolved;
-}
-
-namespace {
 
 using FinishedSink = std::function<void(size_t index, RequestOutput output)>;
 
@@ -229,10 +69,14 @@ class StreamRun {
  private:
   EngineEvents Events() {
     EngineEvents events;
-    events.on_delta = [this](int64_t request, int64_t completion, std::string_view text,
-                             std::span<const int32_t> token_ids, FinishReason reason) {
-      if (callbacks_.on_text)
-        callbacks_.on_text({index_of_.at(request), completion, text, token_ids, reason});
+    events.on_delta = [this](const EngineDelta& delta) {
+      if (!callbacks_.on_text) return;
+      callbacks_.on_text({.request = index_of_.at(delta.request),
+                          .completion = delta.completion,
+                          .text = delta.text,
+                          .reasoning = delta.reasoning,
+                          .token_ids = delta.token_ids,
+                          .finish_reason = delta.finish_reason});
     };
     events.on_finished = [this](int64_t request, RequestOutput output) {
       const auto entry = index_of_.find(request);

@@ -15,15 +15,6 @@
 
 namespace deepinfer {
 
-// Tokens that end a turn: end of sentence, and those that can only begin another turn. `eos_id`
-// comes from the model's configuration; ids that the model does not have are left out.
-std::vector<int32_t> EndOfTurnIds(const Tokenizer& tokenizer, int64_t eos_id, int64_t vocab_size);
-
-// Turns a request into what the engine takes. Errors: kInvalidArgument with the field at fault.
-Result<EngineRequest> ResolveRequest(const Request& request, const Tokenizer& tokenizer,
-                                     int64_t vocab_size,
-                                     const std::function<uint64_t()>& fresh_seed);
-
 struct BatchContext {
   // Idle; keeps its prefix cache from run to run. Its events are set for the run.
   Engine& engine;

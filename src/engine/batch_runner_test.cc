@@ -7,6 +7,7 @@
 #include <set>
 
 #include "engine/fake_backend.h"
+#include "engine/resolve_request.h"
 
 namespace deepinfer {
 namespace {
@@ -59,7 +60,11 @@ TEST_F(BatchRunnerTest, EveryRequestGetsOneOutputInOrder) {
     requests.back().sampling_params.max_tokens = 1 + i % 11;
     if (i % 10 == 3) requests.back().prompt = std::string();
     if (i % 10 == 4) requests.back().prompt = std::vector<int64_t>{1, 2, 99999999999};
-    if (i % 10 == 5) requests.back().prompt = Chat{};
+    if (i % 10 == 5) {
+      Chat chat;
+      chat.reasoning_effort = 101;
+      requests.back().prompt = chat;
+    }
     if (i % 10 == 6)
       requests.back().sampling_params.temperature = std::numeric_limits<double>::quiet_NaN();
     if (i % 10 == 7) requests.back().prompt = std::string(300, 'x') + "\xff";
@@ -73,7 +78,7 @@ TEST_F(BatchRunnerTest, EveryRequestGetsOneOutputInOrder) {
   const std::vector<RequestOutput> outputs = RunAll(requests, callbacks);
   ASSERT_EQ(outputs.size(), 50u);
   EXPECT_EQ(finished.size(), 50u);
-  const char* const fields[] = {"prompt", "prompt_token_ids[2]", "messages", "temperature",
+  const char* const fields[] = {"prompt", "prompt_token_ids[2]", "reasoning_effort", "temperature",
                                 "prompt"};
   for (int i = 0; i < 50; ++i) {
     const RequestOutput& output = outputs[static_cast<size_t>(i)];
@@ -120,11 +125,151 @@ TEST_F(BatchRunnerTest, TextPromptsBeginWithTheBeginningOfSentenceOnce) {
 
 TEST_F(BatchRunnerTest, ConversationsAreEncodedAndMarkersInTheirTextAreText) {
   Request request = Text("chat", "");
-  request.prompt = Chat{{{"user", "hi <｜User｜>", {}}}, false, 75};
+  Chat chat;
+  chat.thinking = false;
+  chat.messages.emplace_back().content.text = "hi <｜User｜>";
+  request.prompt = chat;
   const RequestOutput output = RunAll({request})[0];
   ASSERT_FALSE(output.error.has_value()) << output.error->message;
   EXPECT_EQ(output.prompt_token_ids.front(), 0);
   EXPECT_EQ(std::count(output.prompt_token_ids.begin(), output.prompt_token_ids.end(), 501), 1);
+}
+
+std::vector<int64_t> TriggerOf(const Request& request) {
+  const Result<EngineRequest> resolved =
+      ResolveRequest(request, TestTokenizer(), 512, [] { return uint64_t{1}; });
+  EXPECT_TRUE(resolved.has_value()) << resolved.error().message;
+  return resolved->params.structured_output->trigger_token_ids;
+}
+
+TEST_F(BatchRunnerTest, AStructuredOutputBeginsAfterReasoningWhereThereIsAny) {
+  const int64_t close = *TestTokenizer().IdOf("</think>");
+  for (const bool thinking : {true, false}) {
+    for (const bool regex : {true, false}) {
+      Request request = Text("chat", "");
+      Chat chat;
+      chat.thinking = thinking;
+      chat.messages.emplace_back().content.text = "hi <think>";
+      Message& answer = chat.messages.emplace_back();
+      answer.role = Role::kAssistant;
+      answer.content.text = "x";
+      answer.reasoning_content = "hm";
+      chat.messages.emplace_back();
+      request.prompt = chat;
+      StructuredOutput& output = request.sampling_params.structured_output.emplace();
+      output.kind = regex ? StructuredOutput::Kind::kRegex : StructuredOutput::Kind::kJsonSchema;
+      output.schema = "{}";
+      EXPECT_EQ(TriggerOf(request),
+                thinking ? std::vector<int64_t>{close} : std::vector<int64_t>{});
+      // What the caller says comes first.
+      output.trigger_token_ids = {7};
+      EXPECT_EQ(TriggerOf(request), std::vector<int64_t>{7});
+    }
+  }
+  // A prompt that is text or ids says nothing about reasoning.
+  Request text = Text("a", "<think>");
+  text.sampling_params.structured_output.emplace().schema = "{}";
+  EXPECT_TRUE(TriggerOf(text).empty());
+}
+
+TEST_F(BatchRunnerTest, AResponseFormatIsEnforcedAfterReasoningUnlessThereAreTools) {
+  const int64_t close = *TestTokenizer().IdOf("</think>");
+  Request request = Text("chat", "");
+  Chat chat;
+  chat.messages.emplace_back().content.text = "As json, please.";
+  chat.response_format.kind = ResponseFormat::Kind::kJsonSchema;
+  chat.response_format.schema = R"({"type":"integer"})";
+  const auto resolved = [&](const Chat& conversation) {
+    request.prompt = conversation;
+    return ResolveRequest(request, TestTokenizer(), 512, [] { return uint64_t{1}; });
+  };
+  for (const bool thinking : {true, false}) {
+    chat.thinking = thinking;
+    const auto result = resolved(chat);
+    ASSERT_TRUE(result.has_value()) << result.error().message;
+    ASSERT_TRUE(result->params.structured_output.has_value());
+    EXPECT_EQ(result->params.structured_output->kind, StructuredOutput::Kind::kJsonSchema);
+    EXPECT_EQ(result->params.structured_output->schema, chat.response_format.schema);
+    EXPECT_EQ(result->params.structured_output->trigger_token_ids,
+              thinking ? std::vector<int64_t>{close} : std::vector<int64_t>{});
+  }
+  // A model with tools may call in place of answering.
+  Chat with_tools = chat;
+  Tool& tool = with_tools.tools.emplace_back();
+  tool.name = "f";
+  tool.function = R"({"name": "f"})";
+  const auto tools = resolved(with_tools);
+  ASSERT_TRUE(tools.has_value()) << tools.error().message;
+  EXPECT_FALSE(tools->params.structured_output.has_value());
+  // Hidden ones it cannot call.
+  with_tools.tool_choice = ToolChoice::kNone;
+  EXPECT_TRUE(resolved(with_tools)->params.structured_output.has_value());
+  // From the middle of an answer no format can be enforced.
+  Chat continued = chat;
+  continued.messages.emplace_back().role = Role::kAssistant;
+  continued.messages.back().content.text = "{";
+  continued.messages.back().prefix = true;
+  const auto middle = resolved(continued);
+  ASSERT_FALSE(middle.has_value());
+  EXPECT_EQ(middle.error().field, "response_format");
+  // Two descriptions are one too many.
+  request.sampling_params.structured_output.emplace().schema = "{}";
+  const auto both = resolved(chat);
+  ASSERT_FALSE(both.has_value());
+  EXPECT_EQ(both.error().field, "response_format");
+  EXPECT_THAT(both.error().message, HasSubstr("both given"));
+}
+
+TEST_F(BatchRunnerTest, ForcedAndStrictCallsFollowTheirToolsSchemas) {
+  const int64_t marker = *TestTokenizer().IdOf("｜DSML｜");
+  Request request = Text("chat", "");
+  Chat chat;
+  chat.thinking = false;
+  chat.messages.emplace_back().content.text = "Go.";
+  Tool& tool = chat.tools.emplace_back();
+  tool.name = "f";
+  tool.function = R"({"name": "f", "parameters": {"type": "object"}})";
+  const auto resolved = [&] {
+    request.prompt = chat;
+    return ResolveRequest(request, TestTokenizer(), 512, [] { return uint64_t{1}; });
+  };
+  EXPECT_FALSE(resolved()->params.structured_output.has_value());
+  // Calls of strict tools begin where the model draws the marker.
+  chat.tools[0].strict = true;
+  chat.tools[0].recipe_parameters = R"({"type": "object", "properties": {}})";
+  const auto strict = resolved();
+  ASSERT_TRUE(strict.has_value()) << strict.error().message;
+  ASSERT_TRUE(strict->params.structured_output.has_value());
+  EXPECT_EQ(strict->params.structured_output->kind, StructuredOutput::Kind::kToolCalls);
+  EXPECT_FALSE(strict->params.structured_output->inside_block);
+  EXPECT_EQ(strict->params.structured_output->trigger_token_ids, std::vector<int64_t>{marker});
+  EXPECT_EQ(strict->params.structured_output->schema,
+            R"([{"type":"function","function":{"name":"f","parameters":)"
+            R"({"type":"object","properties":{}}}}])");
+  // A forced call has begun with the prompt.
+  chat.tools[0].strict = false;
+  chat.tool_choice = ToolChoice::kRequired;
+  const auto forced = resolved();
+  ASSERT_TRUE(forced.has_value()) << forced.error().message;
+  EXPECT_TRUE(forced->params.structured_output->inside_block);
+  EXPECT_TRUE(forced->params.structured_output->trigger_token_ids.empty());
+  EXPECT_EQ(forced->constraint_field, "tools");
+  request.sampling_params.structured_output.emplace().schema = "{}";
+  const auto both = resolved();
+  ASSERT_FALSE(both.has_value());
+  EXPECT_EQ(both.error().field, "tool_choice");
+  chat.tool_choice = ToolChoice::kNone;
+  EXPECT_EQ(resolved()->params.structured_output->kind, StructuredOutput::Kind::kJsonSchema);
+}
+
+TEST_F(BatchRunnerTest, DescriptionsThatAreNotUtf8AreRefusedByName) {
+  Request request = Text("a", "the");
+  request.sampling_params.structured_output.emplace().schema = "a\xff";
+  EXPECT_EQ(RunAll({request})[0].error->field, "structured_output.schema");
+  request.sampling_params.structured_output->kind = StructuredOutput::Kind::kChoice;
+  request.sampling_params.structured_output->schema.clear();
+  request.sampling_params.structured_output->choices = {"a", "\xff"};
+  EXPECT_EQ(RunAll({request})[0].error->field, "structured_output.choices[1]");
 }
 
 TEST_F(BatchRunnerTest, RequestsWithoutASeedGetOneEachEvenFromSharedParameters) {

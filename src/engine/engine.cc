@@ -6,19 +6,26 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/thread_pool.h"
+#include "engine/chat_answer.h"
 #include "engine/completion_text.h"
 #include "sample/philox.h"
 #include "sample/sampler.h"
+#include "sample/triggered_constraint.h"
 
 namespace deepinfer {
 namespace {
 
 // Output that is made room for at once; longer ones grow as they come.
 constexpr int64_t kReservedOutputTokens = 4096;
+// When everything waits for compilations, the caller gets its turn that often: it may have new
+// requests, or want to stop.
+constexpr double kCompileWaitSeconds = 0.002;
 
 EndReason EndReasonOf(FinishReason reason) {
   switch (reason) {
     case FinishReason::kStop:
+    case FinishReason::kToolCalls:
       return EndReason::kStop;
     case FinishReason::kLength:
       return EndReason::kLength;
@@ -55,9 +62,11 @@ struct Engine::Sequence {
   std::vector<int32_t> end_ids;
   SequenceSampler sampler;
   CompletionText text;
+  std::optional<ChatAnswer> answer;  // in place of `text`
 
   SequenceTotals totals = {};
   std::string delta_text = {};  // not yet emitted
+  std::string delta_reasoning = {};
   std::vector<int32_t> delta_ids = {};
   bool scheduled = true;  // false: asks for nothing, unknown to the scheduler
   bool finished = false;
@@ -97,12 +106,16 @@ Engine::Engine(ModelBackend& backend, const Tokenizer& tokenizer, EngineOptions 
              backend.capacity().rollback_tokens),
       prefix_cache_(pools_),
       scheduler_(options_.scheduler, pools_, &prefix_cache_),
-      runner_(backend, options_.async_scheduling, options_.trace) {
+      runner_(backend, options_.async_scheduling,
+              options_.mask_threads >= 0 ? options_.mask_threads : std::min(2, UsableCores()),
+              options_.trace) {
   DI_CHECK_GE(options_.scheduler.max_num_seqs, 1);
   DI_CHECK_GE(options_.scheduler.max_num_batched_tokens, options_.scheduler.max_num_seqs);
   DI_CHECK_GE(options_.scheduler.max_prompt_logit_rows, 1);
   max_sequence_tokens_ = std::min(options_.max_model_len, scheduler_.max_sequence_tokens());
   for (std::unique_ptr<Job>& job : jobs_) job = std::make_unique<Job>();
+  if (options_.compile_constraint != nullptr)
+    grammars_ = std::make_unique<GrammarService>(options_.compile_constraint, options_.grammars);
   if (options_.record_schedule) {
     recorder_ = std::make_unique<ScheduleRecorder>(options_.scheduler, pools_,
                                                    /*has_prefix_cache=*/true);
@@ -141,6 +154,11 @@ EngineCounters Engine::counters() const {
   counters.completion_tokens = completion_tokens_;
   counters.recomputed_tokens = from.recomputed_tokens;
   counters.preemptions = from.preemptions;
+  if (grammars_ != nullptr) {
+    const GrammarCounters grammars = grammars_->counters();
+    counters.grammars_compiled = grammars.compiled;
+    counters.grammars_failed = grammars.failed;
+  }
   return counters;
 }
 
@@ -150,6 +168,11 @@ Status Engine::CheckRequest(const EngineRequest& request) const {
     Error all = problems.front();
     for (size_t i = 1; i < problems.size(); ++i) all.message += " " + problems[i].message;
     return tl::unexpected<Error>(std::move(all));
+  }
+  if (request.params.structured_output.has_value() && grammars_ == nullptr) {
+    return Fail(Code::kUnsupported,
+                "structured_output is given, but there is nothing that compiles it.",
+                "structured_output");
   }
   if (request.prompt.empty()) {
     return Fail(Code::kInvalidArgument, "the prompt has no tokens; at least one is needed.",
@@ -206,6 +229,12 @@ Result<int64_t> Engine::Submit(EngineRequest input) {
   std::vector<int32_t> end_ids = in.params.ignore_eos ? std::vector<int32_t>{} : options_.end_ids;
   for (const int64_t id : in.params.stop_token_ids) end_ids.push_back(static_cast<int32_t>(id));
   const int64_t room = max_sequence_tokens_ - prompt_tokens;
+  // Where nothing is drawn there is nothing to constrain.
+  const bool constrained = in.params.structured_output.has_value() && in.params.max_tokens != 0;
+  if (constrained) {
+    compiling_.emplace(request->number, request);
+    grammars_->Start(request->number, *in.params.structured_output);
+  }
   SeqId leader = -1;
   for (int64_t index = 0; index < in.params.n; ++index) {
     const uint64_t seed = CompletionSeed(in.seed, index);
@@ -218,7 +247,9 @@ Result<int64_t> Engine::Submit(EngineRequest input) {
                  .max_new_tokens = std::min(in.params.max_tokens.value_or(room), room),
                  .end_ids = end_ids,
                  .sampler = SequenceSampler(in.params, seed, prompt, in.bad_words, end_ids),
-                 .text = CompletionText(tokenizer_, in.params)});
+                 .text = CompletionText(tokenizer_, in.params),
+                 .answer = std::nullopt});
+    if (in.answer.has_value()) sequence->answer.emplace(tokenizer_, in.params, *in.answer, seed);
     const SeqId id = sequence->id;
     if (sequence->max_new_tokens == 0 && !sequence->wants_prompt_logprobs()) {
       sequence->scheduled = false;
@@ -236,6 +267,7 @@ Result<int64_t> Engine::Submit(EngineRequest input) {
       // One function for all completions of a request: prompt log-probabilities need every row.
       spec.replay = !in.params.prompt_logprobs.has_value();
       spec.context = sequence.get();
+      spec.held = constrained;
       // The others find the prompt of the first in the cache.
       if (options_.scheduler.prefix_caching) spec.leader = leader;
       // The checks above leave it no reason to refuse.
@@ -253,14 +285,73 @@ Result<int64_t> Engine::Submit(EngineRequest input) {
 
 bool Engine::Step() {
   if (sequences_.empty()) return false;
+  if (!compiling_.empty()) TakeInGrammars();
   for (const SeqId id : std::exchange(scored_at_once_, {})) {
     Sequence* sequence = Find(id);  // a callback may have aborted it
     if (sequence != nullptr) Finish(*sequence, FinishReason::kLength);
   }
   const int64_t ahead = options_.async_scheduling ? 2 : 1;
   const bool launched = PlanAndLaunch();
-  if (runner_.in_flight() == ahead || (!launched && runner_.in_flight() > 0)) Collect();
+  if (runner_.in_flight() == ahead || (!launched && runner_.in_flight() > 0)) {
+    Collect();
+  } else if (!launched && !compiling_.empty()) {
+    grammars_->Wait(kCompileWaitSeconds);
+  }
   return true;
+}
+
+void Engine::TakeInGrammars() {
+  for (GrammarService::Finished& finished : grammars_->Poll()) {
+    // A callback may have ended it.
+    auto entry = compiling_.extract(finished.ticket);
+    if (entry.empty()) continue;
+    if (options_.statistics != nullptr)
+      options_.statistics->RecordGrammar(finished.factory.has_value());
+    if (finished.factory.has_value()) {
+      BeginConstrained(*entry.mapped(), *finished.factory);
+    } else {
+      EndUnstarted(entry.mapped(), std::move(finished.factory.error()));
+    }
+  }
+}
+
+void Engine::BeginConstrained(Request& request, const ConstraintFactory& factory) {
+  const StructuredOutput& output = *request.input.params.structured_output;
+  for (const SeqId id : LivingSequencesOf(request.number)) {
+    Sequence& sequence = *Find(id);
+    std::unique_ptr<TokenConstraint> constraint =
+        MakeConstraintUntilEnd(options_.end_ids, factory());
+    if (!output.trigger_token_ids.empty()) {
+      ConstraintTrigger trigger;
+      trigger.trigger_ids.assign(output.trigger_token_ids.begin(), output.trigger_token_ids.end());
+      if (output.bound_token_id.has_value())
+        trigger.bound_id = static_cast<int32_t>(*output.bound_token_id);
+      constraint = MakeTriggeredConstraint(std::move(trigger), std::move(constraint), vocab_size());
+    }
+    sequence.sampler.set_constraint(std::move(constraint));
+    scheduler_.Release(id);
+    if (recorder_ != nullptr) recorder_->Release(id);
+  }
+}
+
+// A request that could not start: its completions have had no rows and leave no events.
+void Engine::EndUnstarted(const std::shared_ptr<Request>& request, Error error) {
+  for (const SeqId id : LivingSequencesOf(request->number)) {
+    Sequence& sequence = *Find(id);
+    EndInScheduler(id);
+    RecordEnd(sequence, EndReason::kError);
+    EraseIfDone(sequence);
+  }
+  if (options_.statistics != nullptr) options_.statistics->RecordRequestEnded(EndReason::kError);
+  RequestOutput output;
+  output.id = request->input.id;
+  output.error = std::move(error);
+  // What the compiler names is a place in the description.
+  constexpr std::string_view kCompilersName = "structured_output";
+  std::string& field = output.error->field;
+  if (field.starts_with(kCompilersName)) field.erase(0, kCompilersName.size());
+  field = request->input.constraint_field + field;
+  if (events_.on_finished) events_.on_finished(request->number, std::move(output));
 }
 
 bool Engine::PlanAndLaunch() {
@@ -270,7 +361,14 @@ bool Engine::PlanAndLaunch() {
   scheduler_.Schedule(now, &step_);
   if (recorder_ != nullptr) recorder_->Schedule(now, step_);
   for (const SeqId id : step_.expired) Finish(*Find(id), FinishReason::kDeadline);
-  if (step_.chunks.empty()) return false;  // its byte moves come with a later step
+  if (step_.chunks.empty()) {
+    // Its byte moves come with a later step; there need not be one that would count preemptions.
+    const int64_t preemptions = scheduler_.counters().preemptions;
+    if (options_.statistics != nullptr && preemptions != recorded_.preemptions)
+      options_.statistics->RecordPreempted(preemptions - recorded_.preemptions);
+    recorded_.preemptions = preemptions;
+    return false;
+  }
   Job& job = *jobs_[next_job_];
   next_job_ = (next_job_ + 1) % jobs_.size();
   job.launched = now;
@@ -315,6 +413,10 @@ void Engine::RecordCommit(const StepJob& job, double seconds) {
       {.completion_tokens = tokens,
        .step_seconds = std::max(0.0, Now() - job.launched),
        .commit_seconds = seconds,
+       .grammars_waiting = static_cast<int64_t>(compiling_.size()),
+       .num_masks = job.num_masks,
+       .mask_seconds = job.mask_seconds,
+       .mask_wait_seconds = job.mask_wait_seconds,
        .sequences_held = scheduler_.num_held(),
        .sequences_waiting = scheduler_.num_waiting() + static_cast<int64_t>(scored_at_once_.size()),
        .sequences_running = scheduler_.num_running(),
@@ -395,6 +497,7 @@ void Engine::Fill(Job& job) {
     StepDraw draw;
     if (planned.samples) {
       draw.sampler = &sequence.sampler;
+      draw.constrained = sequence.sampler.constrained();
       // Before its first draw it is in nobody else's hands.
       if (planned.end == sequence.prompt_tokens())
         sequence.sampler.ReserveOutput(std::min(sequence.max_new_tokens, kReservedOutputTokens));
@@ -503,9 +606,16 @@ void Engine::CommitToken(Sequence& sequence, SampledToken token) {
     return;
   }
   const int64_t count = static_cast<int64_t>(output.token_ids.size());
-  sequence.text.Push(id, count >= sequence.params().min_tokens, &sequence.delta_text);
-  if (sequence.text.stop_string().has_value()) {
-    output.stop_reason = *sequence.text.stop_string();
+  const bool may_stop = count >= sequence.params().min_tokens;
+  if (sequence.answer.has_value()) {
+    sequence.answer->Push(id, may_stop, &sequence.delta_text, &sequence.delta_reasoning);
+  } else {
+    sequence.text.Push(id, may_stop, &sequence.delta_text);
+  }
+  const std::optional<std::string>& stop_string =
+      sequence.answer.has_value() ? sequence.answer->stop_string() : sequence.text.stop_string();
+  if (stop_string.has_value()) {
+    output.stop_reason = *stop_string;
     Finish(sequence, FinishReason::kStop);
   } else if (count == sequence.max_new_tokens) {
     Finish(sequence, FinishReason::kLength);
@@ -517,10 +627,15 @@ void Engine::CommitToken(Sequence& sequence, SampledToken token) {
 void Engine::Emit(Sequence& sequence, FinishReason reason) {
   sequence.output().text += sequence.delta_text;
   if (events_.on_delta) {
-    events_.on_delta(sequence.request->number, sequence.index, sequence.delta_text,
-                     sequence.delta_ids, reason);
+    events_.on_delta({.request = sequence.request->number,
+                      .completion = sequence.index,
+                      .text = sequence.delta_text,
+                      .reasoning = sequence.delta_reasoning,
+                      .token_ids = sequence.delta_ids,
+                      .finish_reason = reason});
   }
   sequence.delta_text.clear();
+  sequence.delta_reasoning.clear();
   sequence.delta_ids.clear();
 }
 
@@ -538,20 +653,23 @@ void Engine::Finish(Sequence& sequence, FinishReason reason) {
       request->output.usage.cached_tokens = scheduler_.cached_tokens(sequence.id);
     if (reason != FinishReason::kDeadline) EndInScheduler(sequence.id);
   }
-  sequence.finished = true;
-  sequence.output().finish_reason = reason;
-  sequence.totals.total_seconds = Now() - request->submitted;
   const EndReason end_reason = EndReasonOf(reason);
-  if (options_.statistics != nullptr)
-    options_.statistics->RecordSequenceEnded(end_reason, sequence.totals);
+  RecordEnd(sequence, end_reason);
+  if (sequence.answer.has_value()) {
+    reason = sequence.answer->Finish(reason, &sequence.delta_text, &sequence.delta_reasoning);
+    sequence.output().message = sequence.answer->TakeMessage();
+  } else {
+    sequence.delta_text += sequence.text.Finish();
+  }
+  sequence.output().finish_reason = reason;
   request->end_reason = request->end_reason.has_value()
                             ? StrongerReason(*request->end_reason, end_reason)
                             : end_reason;
-  sequence.delta_text += sequence.text.Finish();
   Emit(sequence, reason);
   EraseIfDone(sequence);
 
   if (--request->unfinished > 0) return;
+  if (compiling_.erase(request->number) > 0) grammars_->Cancel(request->number);
   if (options_.statistics != nullptr) options_.statistics->RecordRequestEnded(*request->end_reason);
   const double now = Now();
   for (const CompletionOutput& output : request->output.outputs) {
@@ -564,6 +682,13 @@ void Engine::Finish(Sequence& sequence, FinishReason reason) {
   if (events_.on_finished) events_.on_finished(request->number, std::move(request->output));
 }
 
+void Engine::RecordEnd(Sequence& sequence, EndReason reason) {
+  sequence.finished = true;
+  sequence.totals.total_seconds = Now() - sequence.request->submitted;
+  if (options_.statistics != nullptr)
+    options_.statistics->RecordSequenceEnded(reason, sequence.totals);
+}
+
 // A finished sequence is needed as long as a step with its rows, its sampler and its prompt runs.
 void Engine::EraseIfDone(const Sequence& sequence) {
   const SeqId id = sequence.id;
@@ -574,11 +699,17 @@ void Engine::EraseIfDone(const Sequence& sequence) {
   }
 }
 
-bool Engine::Abort(int64_t request) {
+std::vector<SeqId> Engine::LivingSequencesOf(int64_t request) const {
   std::vector<SeqId> ids;
   for (const auto& [id, sequence] : sequences_) {
     if (sequence->request->number == request && !sequence->finished) ids.push_back(id);
   }
+  std::sort(ids.begin(), ids.end());
+  return ids;
+}
+
+bool Engine::Abort(int64_t request) {
+  std::vector<SeqId> ids = LivingSequencesOf(request);
   AbortAll(ids);
   return !ids.empty();
 }

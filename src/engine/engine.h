@@ -13,8 +13,10 @@
 #include <functional>
 #include <limits>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -23,12 +25,14 @@
 #include "base/trace.h"
 #include "deepinfer/request_output.h"
 #include "deepinfer/sampling_params.h"
+#include "engine/grammar_service.h"
 #include "engine/model_backend.h"
 #include "engine/statistics.h"
 #include "engine/step_runner.h"
 #include "sched/recorder.h"
 #include "sched/scheduler.h"
 #include "state/prefix_cache.h"
+#include "text/output_parser.h"
 #include "text/tokenizer.h"
 
 namespace deepinfer {
@@ -39,6 +43,12 @@ struct EngineOptions {
   bool async_scheduling = true;   // one step ahead
   std::vector<int32_t> end_ids;   // tokens that end a completion unless ignore_eos
   std::function<double()> clock;  // seconds, never decreasing; empty: the system's steady clock
+  // Compiles structured outputs, which are refused without it.
+  ConstraintCompiler compile_constraint;
+  GrammarServiceOptions grammars;
+  // That fill masks while rows run, begun with the first constrained draw; -1: two, or one where
+  // this process may use one core only.
+  int mask_threads = -1;
   // Both may be null, and outlive the engine.
   EngineStatistics* statistics = nullptr;
   TraceRecorder* trace = nullptr;
@@ -56,14 +66,24 @@ struct EngineRequest {
   int32_t priority = 0;
   double timeout_seconds = std::numeric_limits<double>::infinity();
   std::string cache_salt;
+  // A conversation: how its answer is read. The text is then the answer's content.
+  std::optional<OutputParserOptions> answer;
+  // The field that the structured output comes from, for errors.
+  std::string constraint_field = "structured_output";
+};
+
+// News of one completion. Views are valid during the call.
+struct EngineDelta {
+  int64_t request = 0;
+  int64_t completion = 0;
+  std::string_view text;
+  std::string_view reasoning;  // of a conversation's answer
+  std::span<const int32_t> token_ids;
+  FinishReason finish_reason = FinishReason::kNone;  // the completion's last delta carries one
 };
 
 struct EngineEvents {
-  // Text or tokens of one completion; the last event of a completion carries its finish reason.
-  // Views are valid during the call.
-  std::function<void(int64_t request, int64_t completion, std::string_view text,
-                     std::span<const int32_t> token_ids, FinishReason finish_reason)>
-      on_delta;
+  std::function<void(const EngineDelta& delta)> on_delta;
   // All completions of a request have ended.
   std::function<void(int64_t request, RequestOutput output)> on_finished;
 };
@@ -75,6 +95,8 @@ struct EngineCounters {
   int64_t completion_tokens = 0;  // tokens sampled
   int64_t recomputed_tokens = 0;  // rows run again after a preemption
   int64_t preemptions = 0;
+  int64_t grammars_compiled = 0;
+  int64_t grammars_failed = 0;  // each ended its request
 };
 
 class Engine {
@@ -104,13 +126,16 @@ class Engine {
 
   // Queues a request and returns its number (0, 1, ...), which events carry. Errors, with nothing
   // queued: kInvalidArgument for bad parameters, an empty prompt, ids out of range, a prompt that
-  // does not fit.
+  // does not fit; kUnsupported for structured output without a compiler. A request with structured
+  // output waits, held, until its description is compiled; if that fails, on_finished reports it
+  // with RequestOutput::error.
   Result<int64_t> Submit(EngineRequest request);
   // Counts a request that was refused before it could be handed in, as if Submit had refused it.
   void CountRefused();
 
   // Plans and launches a step, and takes in the results of the oldest one when enough are in
-  // flight. False, without doing anything, when no request is left.
+  // flight. Sleeps a little when all there is waits for compilations. False, without doing
+  // anything, when no request is left.
   bool Step();
 
   // Ends one request with FinishReason::kAbort; output so far is reported. False if there is no
@@ -144,6 +169,9 @@ class Engine {
   Status CheckRequest(const EngineRequest& request) const;
   // True if rows were launched.
   bool PlanAndLaunch();
+  void TakeInGrammars();
+  void BeginConstrained(Request& request, const ConstraintFactory& factory);
+  void EndUnstarted(const std::shared_ptr<Request>& request, Error error);
   void Fill(Job& job);
   void RecordPlan(double seconds);
   void RecordCommit(const StepJob& job, double seconds);
@@ -153,6 +181,9 @@ class Engine {
   void Finish(Sequence& sequence, FinishReason reason);
   void EndWithError(Sequence& sequence, Error error);
   void Emit(Sequence& sequence, FinishReason reason);
+  void RecordEnd(Sequence& sequence, EndReason reason);
+  // Of the completions that still live.
+  std::vector<SeqId> LivingSequencesOf(int64_t request) const;
   Sequence* Find(SeqId id);
   void EraseIfDone(const Sequence& sequence);
   // In order of arrival.
@@ -177,6 +208,8 @@ class Engine {
   bool collecting_ = false;
   std::vector<SeqId> ended_while_collecting_;
   std::vector<SeqId> scored_at_once_;  // ask for nothing: they end with the next step
+  // Requests whose descriptions are compiled, by number.
+  std::unordered_map<int64_t, std::shared_ptr<Request>> compiling_;
   SchedulerStep step_;
   // In flight at most two; the third can be filled meanwhile.
   std::array<std::unique_ptr<Job>, 3> jobs_;
@@ -187,7 +220,8 @@ class Engine {
   SchedulerCounters recorded_;
   double last_plan_seconds_ = 0;
   double last_collect_seconds_ = 0;
-  StepRunner runner_;  // last: its thread must end before the rest
+  std::unique_ptr<GrammarService> grammars_;  // null: nothing compiles
+  StepRunner runner_;                         // last: its thread must end before the rest
 };
 
 }  // namespace deepinfer

@@ -45,11 +45,11 @@ class EngineRun {
  public:
   EngineRun(FakeBackend& backend, EngineOptions options) {
     EngineEvents events;
-    events.on_delta = [this](int64_t request, int64_t completion, std::string_view text,
-                             std::span<const int32_t> ids, FinishReason reason) {
-      outcome_.streamed[{request, completion}] += text;
-      ids_[{request, completion}].insert(ids_[{request, completion}].end(), ids.begin(), ids.end());
-      if (reason != FinishReason::kNone) ++outcome_.final_events[{request, completion}];
+    events.on_delta = [this](const EngineDelta& delta) {
+      const std::pair key(delta.request, delta.completion);
+      outcome_.streamed[key] += delta.text;
+      ids_[key].insert(ids_[key].end(), delta.token_ids.begin(), delta.token_ids.end());
+      if (delta.finish_reason != FinishReason::kNone) ++outcome_.final_events[key];
     };
     events.on_finished = [this](int64_t request, RequestOutput output) {
       EXPECT_EQ(outcome_.outputs.count(request), 0u) << "a request finished twice";
@@ -617,9 +617,8 @@ TEST(Engine, CallbacksMayAbortAndSubmit) {
   std::unique_ptr<Engine> engine;
   std::map<int64_t, FinishReason> ended;
   EngineEvents events;
-  events.on_delta = [&](int64_t request, int64_t, std::string_view, std::span<const int32_t>,
-                        FinishReason reason) {
-    if (request == 0 && reason == FinishReason::kNone) {
+  events.on_delta = [&](const EngineDelta& delta) {
+    if (delta.request == 0 && delta.finish_reason == FinishReason::kNone) {
       engine->Abort(1);
       engine->Abort(0);
       EXPECT_TRUE(engine->Submit(Ask({20}, 3)).has_value());

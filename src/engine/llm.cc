@@ -4,14 +4,18 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <limits>
 #include <random>
 #include <utility>
 
 #include "base/error.h"
 #include "engine/batch_runner.h"
 #include "engine/executor_backend.h"
+#include "engine/grammar_constraints.h"
 #include "engine/llm_options.h"
+#include "engine/resolve_request.h"
 #include "engine/selfcheck.h"
+#include "grammar/grammar.h"
 #include "runtime/executor.h"
 #include "text/tokenizer.h"
 
@@ -29,6 +33,7 @@ std::string ModelName(const std::string& dir) {
 
 struct LLM::Impl {
   Tokenizer tokenizer;
+  std::unique_ptr<GrammarCompiler> grammars;
   std::unique_ptr<Executor> executor;
   ExecutorBackend backend;
   EngineOptions engine_options;
@@ -108,6 +113,11 @@ Result<std::unique_ptr<LLM>> LLM::Load(const LLMOptions& options) {
       options.preempt_by_saving ? PreemptionMode::kSave : PreemptionMode::kRecompute;
   engine.async_scheduling = options.async_scheduling;
   engine.end_ids = EndOfTurnIds(impl.tokenizer, config.eos_token_id, config.vocab_size);
+  impl.grammars = MakeGrammarCompiler(impl.tokenizer, engine.end_ids, config.vocab_size);
+  engine.compile_constraint = ConstraintCompilerOf(*impl.grammars);
+  // The compiler has a limit of its own, which counts from a compilation's turn: what others ask
+  // for must not make one fail.
+  engine.grammars.max_seconds = std::numeric_limits<double>::infinity();
   impl.statistics = std::make_unique<EngineStatistics>(ModelName(options.model_dir));
   engine.statistics = impl.statistics.get();
   engine.record_schedule = options.record_schedule;

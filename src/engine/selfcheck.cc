@@ -45,8 +45,43 @@ std::vector<Error> SelfcheckOptions::Validate() const {
   return problems;
 }
 
+namespace {
+
+void Constrain(int64_t number, int64_t vocab_size, SamplingParams& params) {
+  StructuredOutput& output = params.structured_output.emplace();
+  switch (number % 4) {
+    case 0:
+      output.kind = StructuredOutput::Kind::kRegex;
+      output.schema = "[a-z0-9 ]{3,60}";
+      break;
+    case 1:
+      output.kind = StructuredOutput::Kind::kJsonSchema;
+      output.schema =
+          R"({"type": "object", "properties": {"name": {"type": "string", "maxLength": 9},)"
+          R"( "count": {"type": "integer"}}, "required": ["name", "count"]})";
+      break;
+    case 2:
+      output.kind = StructuredOutput::Kind::kChoice;
+      output.choices = {"yes", "no", "neither of the two"};
+      break;
+    default:
+      output.kind = StructuredOutput::Kind::kEbnf;
+      output.schema = R"(root ::= ("a" | "b " | "-" [0-9]+)+)";
+      break;
+  }
+  if (number % 3 != 2) return;
+  // A trigger that comes about: its first token is likely, and binds.
+  const int64_t first = vocab_size / 3;
+  output.trigger_token_ids = {first, first + 1, first};
+  output.bound_token_id = first;
+  params.logit_bias = {{first, 5.0}};
+}
+
+}  // namespace
+
 std::vector<EngineRequest> SelfcheckRequests(const SelfcheckOptions& options, int64_t vocab_size,
-                                             int64_t window_tokens, int64_t max_model_len) {
+                                             int64_t window_tokens, int64_t max_model_len,
+                                             bool structured) {
   std::mt19937_64 random(options.seed);
   const auto draw = [&random](int64_t limit) {
     return static_cast<int64_t>(random() % static_cast<uint64_t>(std::max<int64_t>(1, limit)));
@@ -94,6 +129,7 @@ std::vector<EngineRequest> SelfcheckRequests(const SelfcheckOptions& options, in
     if (i % 6 == 5) params.prompt_logprobs = 1;
     if (i % 7 == 3) params.n = 3;
     if (i % 8 == 7) params.min_tokens = 2;
+    if (structured && i % 4 == 1) Constrain(i / 4, vocab_size, params);
     requests.push_back(std::move(request));
   }
   return requests;
@@ -360,7 +396,8 @@ SelfcheckReport RunSelfcheck(ModelBackend& backend, const Tokenizer& tokenizer,
   const StateCapacity capacity = backend.capacity();
   const std::vector<EngineRequest> requests =
       SelfcheckRequests(options, backend.vocab_size(), capacity.window_tokens,
-                        std::min(base.max_model_len, capacity.num_blocks * kBlockTokens));
+                        std::min(base.max_model_len, capacity.num_blocks * kBlockTokens),
+                        /*structured=*/base.compile_constraint != nullptr);
   report.requests = static_cast<int64_t>(requests.size());
   const std::vector<SelfcheckVariant> variants = SelfcheckVariants(options.thorough);
   SelfcheckProgress now;

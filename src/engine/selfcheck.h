@@ -15,9 +15,12 @@
 namespace deepinfer {
 
 // Requests of mixed kinds from a seed: lengths on both sides of window and block edges, shared
-// beginnings, greedy and drawn, penalties, several completions, prompt log-probabilities.
+// beginnings, greedy and drawn, penalties, several completions, prompt log-probabilities. With
+// `structured`, a quarter of them has a structured output, at once or behind a trigger; the others
+// are the same as without.
 std::vector<EngineRequest> SelfcheckRequests(const SelfcheckOptions& options, int64_t vocab_size,
-                                             int64_t window_tokens, int64_t max_model_len);
+                                             int64_t window_tokens, int64_t max_model_len,
+                                             bool structured = false);
 
 // The features alone, pairs, and all together; or every combination.
 std::vector<SelfcheckVariant> SelfcheckVariants(bool thorough);

@@ -97,9 +97,19 @@ void EngineStatistics::RecordPlanned(const PlannedStep& step) {
   now_.plan_time.Add(step.plan_seconds);
 }
 
+void EngineStatistics::RecordPreempted(int64_t sequences) {
+  const std::lock_guard lock(mutex_);
+  now_.preemptions += sequences;
+}
+
 void EngineStatistics::RecordFirstToken(double seconds) {
   const std::lock_guard lock(mutex_);
   now_.first_token_time.Add(seconds);
+}
+
+void EngineStatistics::RecordGrammar(bool compiled) {
+  const std::lock_guard lock(mutex_);
+  ++(compiled ? now_.grammars_compiled : now_.grammars_failed);
 }
 
 void EngineStatistics::RecordCommitted(const CommittedStep& step) {
@@ -108,6 +118,12 @@ void EngineStatistics::RecordCommitted(const CommittedStep& step) {
   now_.completion_tokens += step.completion_tokens;
   now_.step_time.Add(step.step_seconds);
   now_.commit_time.Add(step.commit_seconds);
+  now_.grammars_waiting = step.grammars_waiting;
+  if (step.num_masks > 0) {
+    now_.masks += step.num_masks;
+    now_.mask_time.Add(step.mask_seconds);
+    now_.mask_wait_time.Add(step.mask_wait_seconds);
+  }
   now_.sequences_held = step.sequences_held;
   now_.sequences_waiting = step.sequences_waiting;
   now_.sequences_running = step.sequences_running;
@@ -185,6 +201,14 @@ std::string EngineStatistics::FindViolation(const LivingTotals& living) const {
   at_most("committed steps", committed_steps_, "planned steps", now_.steps);
   equal("entries of plan_time", now_.plan_time.count, "steps", now_.steps);
   equal("entries of step_time", now_.step_time.count, "committed steps", committed_steps_);
+  at_most("entries of mask_time", now_.mask_time.count, "committed steps", committed_steps_);
+  at_most("entries of mask_time", now_.mask_time.count, "masks", now_.masks);
+  equal("entries of mask_wait_time", now_.mask_wait_time.count, "entries of mask_time",
+        now_.mask_time.count);
+  at_most("grammars that were compiled or failed", now_.grammars_compiled + now_.grammars_failed,
+          "requests submitted", now_.requests_submitted);
+  at_most("grammars that wait", now_.grammars_waiting, "requests submitted",
+          now_.requests_submitted);
   equal("entries of queue_time", now_.queue_time.count, "sequences that started",
         ended_started_ + living.started);
   equal("entries of first_token_time", now_.first_token_time.count, "sequences with a token",
@@ -195,7 +219,8 @@ std::string EngineStatistics::FindViolation(const LivingTotals& living) const {
         Sum(now_.sequences_ended));
   for (const TimeHistogram* histogram :
        {&now_.plan_time, &now_.step_time, &now_.commit_time, &now_.queue_time,
-        &now_.first_token_time, &now_.output_token_time, &now_.total_time}) {
+        &now_.first_token_time, &now_.output_token_time, &now_.total_time, &now_.mask_time,
+        &now_.mask_wait_time}) {
     equal("the sum over a histogram's ranges",
           std::accumulate(histogram->counts.begin(), histogram->counts.end(), int64_t{0}),
           "its number of entries", histogram->count);

@@ -13,6 +13,10 @@
 //                                             the scheduler's counters before and after Schedule
 //     a chunk holds a sequence's first rows   RecordStarted(seconds since the request came in),
 //                                             once per sequence, not after preemptions
+//   A step without rows preempted some      RecordPreempted(how many)
+//   A structured output has been compiled       RecordGrammar(true), or false if that failed,
+//   unless
+//                                             its request has ended before
 //   The results of a step have been taken in  RecordCommitted({...}), once per planned step, in
 //                                             order, after the calls below for what ended in it
 //     a sequence's first token                RecordFirstToken(seconds since the request came in)
@@ -65,6 +69,10 @@ struct CommittedStep {
   int64_t completion_tokens = 0;
   double step_seconds = 0;    // from the launch to the results
   double commit_seconds = 0;  // host time of taking them in
+  int64_t grammars_waiting = 0;
+  int64_t num_masks = 0;         // of constrained draws; the times count when there are any
+  double mask_seconds = 0;       // over all threads
+  double mask_wait_seconds = 0;  // after the rows
   int64_t sequences_held = 0;
   int64_t sequences_waiting = 0;
   int64_t sequences_running = 0;
@@ -99,7 +107,9 @@ class EngineStatistics {
   void RecordCreated(int64_t prompt_tokens);
   void RecordStarted(double queue_seconds);
   void RecordPlanned(const PlannedStep& step);
+  void RecordPreempted(int64_t sequences);
   void RecordFirstToken(double seconds);
+  void RecordGrammar(bool compiled);
   void RecordCommitted(const CommittedStep& step);
   void RecordSequenceEnded(EndReason reason, const SequenceTotals& sequence);
   void RecordRequestEnded(EndReason reason);

@@ -20,8 +20,12 @@ StepJob* StepRunner::Fifo::Pop() {
   return job;
 }
 
-StepRunner::StepRunner(ModelBackend& backend, bool own_thread, TraceRecorder* trace)
-    : backend_(backend), trace_(trace), scratch_(static_cast<size_t>(backend.num_workers())) {
+StepRunner::StepRunner(ModelBackend& backend, bool own_thread, int mask_threads,
+                       TraceRecorder* trace)
+    : backend_(backend),
+      trace_(trace),
+      scratch_(static_cast<size_t>(backend.num_workers())),
+      masks_(backend.vocab_size(), mask_threads, trace) {
   if (own_thread) thread_ = std::thread([this] { Loop(); });
 }
 
@@ -84,7 +88,9 @@ void StepRunner::Run(StepJob& job) {
     outcome.prompt_logprobs.clear();
   }
   job.error.reset();
+  StartMasks(job);
   const Result<std::span<const float>> logits = backend_.Step(job.plan);
+  FinishMasks(job);
   if (!logits.has_value()) {
     job.error = logits.error();
     // A step that has been launched already may take this slot's token: any valid one will do, as
@@ -113,6 +119,26 @@ void StepRunner::Run(StepJob& job) {
   job.run_seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
+void StepRunner::StartMasks(StepJob& job) {
+  masks_.Clear();
+  for (StepDraw& draw : job.draws) {
+    if (!draw.constrained) continue;
+    draw.mask = masks_.size();
+    masks_.Add(draw.sampler);
+  }
+  masks_.Start();
+}
+
+void StepRunner::FinishMasks(StepJob& job) {
+  job.num_masks = masks_.size();
+  if (job.num_masks == 0) return;
+  const auto start = std::chrono::steady_clock::now();
+  masks_.Finish();
+  job.mask_wait_seconds =
+      std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  job.mask_seconds = masks_.fill_seconds();
+}
+
 void StepRunner::Draw(StepJob& job, size_t chunk, SamplerScratch& scratch) {
   const StepDraw& draw = job.draws[chunk];
   StepOutcome& outcome = job.outcomes[chunk];
@@ -131,12 +157,16 @@ void StepRunner::Draw(StepJob& job, size_t chunk, SamplerScratch& scratch) {
   }
   if (draw.sampler == nullptr) return;
   Result<SampledToken> token =
-      draw.sampler->Sample(row_of(job.plan.chunks[chunk].num_logit_rows - 1), scratch);
+      draw.sampler->Sample(row_of(job.plan.chunks[chunk].num_logit_rows - 1), scratch,
+                           draw.mask >= 0 ? masks_.mask(draw.mask) : DrawMask{});
   if (!token.has_value()) {
     outcome.error = std::move(token.error());
     return;
   }
-  draw.sampler->Accept(token->token_id);
+  if (Status accepted = draw.sampler->Accept(token->token_id); !accepted.has_value()) {
+    outcome.error = std::move(accepted.error());
+    return;
+  }
   outcome.token = std::move(*token);
 }
 

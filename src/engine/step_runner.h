@@ -3,6 +3,9 @@
 // that of a device queue: Launch puts a step behind the others, Wait takes the results of the
 // oldest.
 //
+// Structured outputs: when a step starts, everything drawn before has been accepted, so the masks
+// of its constrained draws are filled while its rows run.
+//
 // Ownership: from Launch to Wait a job, the spans in it, and the samplers that it names belong to
 // the runner.
 #pragma once
@@ -18,6 +21,7 @@
 
 #include "base/error.h"
 #include "base/trace.h"
+#include "engine/mask_filler.h"
 #include "engine/model_backend.h"
 #include "sample/sampler.h"
 #include "sched/scheduler.h"
@@ -27,6 +31,8 @@ namespace deepinfer {
 // One chunk's part of a job, beside its chunk of the plan.
 struct StepDraw {
   SequenceSampler* sampler = nullptr;  // draws from the last row, and accepts the token
+  bool constrained = false;            // sampler->constrained()
+  int64_t mask = -1;                   // of a constrained draw; the runner's own
   // Prompt log-probabilities: the first of the chunk's logit rows belong to these following tokens.
   std::span<const int32_t> next_tokens;
   int64_t num_top = 0;
@@ -47,12 +53,17 @@ struct StepJob {
   std::vector<Scheduler::ChunkResult> results;
   double launched = 0;
   double run_seconds = 0;  // rows and draws
+  int64_t num_masks = 0;
+  double mask_seconds = 0;       // filling masks, over all threads
+  double mask_wait_seconds = 0;  // after the rows, until the last mask was there
 };
 
 class StepRunner {
  public:
   // `backend`, and `trace` unless it is null, must outlive the runner.
-  StepRunner(ModelBackend& backend, bool own_thread, TraceRecorder* trace = nullptr);
+  // `mask_threads` fill masks; 0: the thread that draws does it.
+  StepRunner(ModelBackend& backend, bool own_thread, int mask_threads = 0,
+             TraceRecorder* trace = nullptr);
   // Waits for what has been launched.
   ~StepRunner();
   StepRunner(const StepRunner&) = delete;
@@ -85,6 +96,8 @@ class StepRunner {
   };
 
   void Run(StepJob& job);
+  void StartMasks(StepJob& job);
+  void FinishMasks(StepJob& job);
   void Draw(StepJob& job, size_t chunk, SamplerScratch& scratch);
   void Loop();
 
@@ -93,6 +106,7 @@ class StepRunner {
   std::vector<SamplerScratch> scratch_;  // by worker
   std::vector<int64_t> first_row_;       // of each chunk's logits
   std::span<const float> logits_;        // of the step that is running
+  MaskFiller masks_;
   int64_t in_flight_ = 0;
 
   std::mutex mutex_;

@@ -60,6 +60,23 @@ int64_t RankOf(std::span<const float> logits, int32_t token_id) {
   return 1 + std::count_if(logits.begin(), logits.end(), [own](float x) { return x > own; });
 }
 
+// Excludes every token whose bit is not set.
+void KeepMasked(std::span<const uint32_t> bits, std::span<float> logits) {
+  for (size_t word = 0; word * 32 < logits.size(); ++word) {
+    const uint32_t allowed = bits[word];
+    if (allowed == ~uint32_t{0}) continue;
+    const std::span<float> part =
+        logits.subspan(word * 32, std::min<size_t>(32, logits.size() - word * 32));
+    if (allowed == 0) {
+      std::fill(part.begin(), part.end(), kMinusInfinity);
+      continue;
+    }
+    for (size_t i = 0; i < part.size(); ++i) {
+      if (((allowed >> i) & 1u) == 0) part[i] = kMinusInfinity;
+    }
+  }
+}
+
 // The first tokens in key order, extended on demand: a selection of a few out of the vocabulary,
 // without sorting it all.
 class SortedPrefix {
@@ -246,19 +263,44 @@ void SequenceSampler::ReserveOutput(int64_t tokens) {
   output_.reserve(static_cast<size_t>(tokens));
 }
 
-void SequenceSampler::Accept(int32_t token_id) {
-  output_.push_back(token_id);
-  if (counts_outputs_) ++output_counts_[token_id];
+void SequenceSampler::set_constraint(std::unique_ptr<TokenConstraint> constraint) {
+  DI_CHECK(output_.empty());
+  constraint_ = std::move(constraint);
 }
 
-bool SequenceSampler::ChangesLogits() const {
-  return params_.allowed_token_ids.has_value() || !bad_words_.empty() ||
+DrawMask SequenceSampler::FillMask(std::span<uint32_t> buffer) {
+  DrawMask mask;
+  mask.verdict = constraint_->FillMask(buffer);
+  if (mask.verdict == TokenConstraint::Verdict::kMasked) mask.bits = buffer;
+  return mask;
+}
+
+Status SequenceSampler::Accept(int32_t token_id) {
+  if (constraint_ != nullptr) {
+    if (constraint_->num_accepted() != std::ssize(output_)) {
+      return Fail(Code::kInternal,
+                  fmt::format("the structured output's state has followed {} tokens, but the "
+                              "output has {}.",
+                              constraint_->num_accepted(), output_.size()),
+                  "structured_output");
+    }
+    DI_RETURN_IF_ERROR(constraint_->Accept(token_id));
+  }
+  output_.push_back(token_id);
+  if (counts_outputs_) ++output_counts_[token_id];
+  return {};
+}
+
+bool SequenceSampler::ChangesLogits(const DrawMask& mask) const {
+  return mask.verdict == TokenConstraint::Verdict::kMasked ||
+         params_.allowed_token_ids.has_value() || !bad_words_.empty() ||
          static_cast<int64_t>(output_.size()) < params_.min_tokens || !params_.logit_bias.empty() ||
          params_.presence_penalty != 0.0 || params_.frequency_penalty != 0.0 ||
          params_.repetition_penalty != 1.0;
 }
 
-void SequenceSampler::ApplyMasks(std::span<float> logits) const {
+void SequenceSampler::ApplyMasks(std::span<float> logits, const DrawMask& mask) const {
+  if (mask.verdict == TokenConstraint::Verdict::kMasked) KeepMasked(mask.bits, logits);
   if (params_.allowed_token_ids.has_value()) {
     std::vector<std::pair<size_t, float>> allowed;
     for (const int64_t id : *params_.allowed_token_ids) {
@@ -302,23 +344,49 @@ void SequenceSampler::ApplyPenalties(std::span<float> logits) const {
   }
 }
 
-Result<SampledToken> SequenceSampler::Sample(std::span<const float> raw,
-                                             SamplerScratch& scratch) const {
+Error SequenceSampler::NothingLeft(size_t vocab_size, const DrawMask& mask) const {
+  using Verdict = TokenConstraint::Verdict;
+  Error error;
+  error.code = Code::kInvalidArgument;
+  if (mask.verdict == Verdict::kDeadEnd) {
+    error.message = fmt::format(
+        "no token can be sampled because structured_output allows none after the first {} tokens "
+        "of the output: a dead end.",
+        output_.size());
+    error.field = "structured_output";
+  } else if (mask.verdict == Verdict::kMasked) {
+    int64_t allowed = 0;
+    for (size_t id = 0; id < vocab_size; ++id) allowed += (mask.bits[id / 32] >> (id % 32)) & 1u;
+    error.message = fmt::format(
+        "no token can be sampled after the first {} tokens of the output because all {} that "
+        "structured_output allows there are excluded by allowed_token_ids, bad_words, min_tokens "
+        "(which keeps end tokens out) or the model's own logits.",
+        output_.size(), allowed);
+    error.field = "structured_output";
+  } else {
+    error.message = fmt::format(
+        "no token can be sampled because all {} tokens are excluded; allowed_token_ids, bad_words, "
+        "min_tokens and the model's own logits leave none",
+        vocab_size);
+  }
+  return error;
+}
+
+Result<SampledToken> SequenceSampler::Sample(std::span<const float> raw, SamplerScratch& scratch,
+                                             const DrawMask& mask) const {
   DI_RETURN_IF_ERROR(CheckRow(raw));
+  if (mask.verdict == TokenConstraint::Verdict::kDeadEnd)
+    return tl::unexpected<Error>(NothingLeft(raw.size(), mask));
   std::span<const float> logits = raw;
-  if (ChangesLogits()) {
+  if (ChangesLogits(mask)) {
     scratch.logits.assign(raw.begin(), raw.end());
-    ApplyMasks(scratch.logits);
+    ApplyMasks(scratch.logits, mask);
     ApplyPenalties(scratch.logits);
     logits = scratch.logits;
   }
   const int32_t best = ArgMax(logits);
   if (logits[static_cast<size_t>(best)] == kMinusInfinity) {
-    return Fail(Code::kInvalidArgument,
-                fmt::format("no token can be sampled because all {} tokens are excluded; "
-                            "allowed_token_ids, bad_words, "
-                            "min_tokens and the model's own logits leave none",
-                            logits.size()));
+    return tl::unexpected<Error>(NothingLeft(raw.size(), mask));
   }
 
   const bool want_logprobs = params_.logprobs.has_value();

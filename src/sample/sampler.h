@@ -5,13 +5,16 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <unordered_map>
 #include <unordered_set>
 #include <vector>
 
+#include "base/error.h"
 #include "deepinfer/request_output.h"
 #include "deepinfer/sampling_params.h"
+#include "sample/token_constraint.h"
 
 namespace deepinfer {
 
@@ -27,6 +30,12 @@ struct SampledToken {
   TokenLogprobs logprobs;  // empty unless params.logprobs
 };
 
+// What a constraint allows in the next draw. The default allows everything.
+struct DrawMask {
+  TokenConstraint::Verdict verdict = TokenConstraint::Verdict::kFree;
+  std::span<const uint32_t> bits;  // of kMasked; as TokenConstraint::FillMask writes them
+};
+
 // Log-probability, rank and the `num_top` best tokens of a row, in double precision, summed in a
 // fixed order. `token_id` must be in range. A row with NaN or +infinity gives kInternal.
 Result<TokenLogprobs> RowLogprobs(std::span<const float> logits, int32_t token_id, int64_t num_top,
@@ -40,19 +49,32 @@ class SequenceSampler {
   SequenceSampler(const SamplingParams& params, uint64_t seed, std::span<const int32_t> prompt,
                   std::vector<std::vector<int32_t>> bad_words, std::vector<int32_t> end_ids);
 
-  // The token at `position` = prompt length + number of accepted tokens. Errors: kInternal when the
-  // row has NaN or +infinity, kInvalidArgument when every token is excluded. Changes nothing: call
-  // Accept with the token to go on.
-  Result<SampledToken> Sample(std::span<const float> logits, SamplerScratch& scratch) const;
+  // Structured output: before the first draw.
+  void set_constraint(std::unique_ptr<TokenConstraint> constraint);
+  bool constrained() const {
+    return constraint_ != nullptr;
+  }
+  // What the constraint allows in the next draw; `buffer` holds a bit per token. It need not be the
+  // thread that draws: all accepted tokens happen before, and the draw after.
+  DrawMask FillMask(std::span<uint32_t> buffer);
 
-  // Appends a token to the sequence's output.
-  void Accept(int32_t token_id);
+  // The token at `position` = prompt length + number of accepted tokens. With a constraint, `mask`
+  // is what FillMask has returned since the last Accept. Errors: kInternal when the row has NaN or
+  // +infinity, kInvalidArgument when every token is excluded; the field is "structured_output" when
+  // a constraint has a part in it. Changes nothing: call Accept with the token to go on.
+  Result<SampledToken> Sample(std::span<const float> logits, SamplerScratch& scratch,
+                              const DrawMask& mask = {}) const;
+
+  // Appends a token to the sequence's output, and moves the constraint on. Errors: kInternal when
+  // the constraint refuses the token, or has not seen the output so far; nothing is appended then.
+  Status Accept(int32_t token_id);
   // Makes room for that many, so that Accept need not allocate.
   void ReserveOutput(int64_t tokens);
 
  private:
-  bool ChangesLogits() const;
-  void ApplyMasks(std::span<float> logits) const;
+  bool ChangesLogits(const DrawMask& mask) const;
+  void ApplyMasks(std::span<float> logits, const DrawMask& mask) const;
+  Error NothingLeft(size_t vocab_size, const DrawMask& mask) const;
   void ApplyPenalties(std::span<float> logits) const;
 
   const SamplingParams& params_;
@@ -64,6 +86,7 @@ class SequenceSampler {
   std::vector<int32_t> output_;
   bool counts_outputs_ = false;
   std::unordered_map<int32_t, int64_t> output_counts_;  // filled only when a penalty is used
+  std::unique_ptr<TokenConstraint> constraint_;         // may be null
 };
 
 }  // namespace deepinfer

@@ -11,6 +11,7 @@
 
 #include "sample/philox.h"
 #include "sample/sampler_reference.h"
+#include "sample/table_constraint_for_test.h"
 
 namespace deepinfer {
 namespace {
@@ -321,6 +322,119 @@ TEST(Sampler, RowsWithoutAUsableTokenAreErrorsThatSayWhy) {
   narrow.allowed_token_ids = {1};
   EXPECT_THAT(message(narrow, {0, -kInf, 0}), HasSubstr("no token can be sampled because"));
   EXPECT_FALSE(RowLogprobs(std::vector<float>{-kInf, -kInf}, 0, 0, scratch).has_value());
+}
+
+// A sampler whose constraint wants these tokens in this order.
+SequenceSampler Constrained(const SamplingParams& params, int64_t vocab, std::vector<int32_t> ids,
+                            std::vector<int32_t> end_ids = {}) {
+  SequenceSampler sampler(params, 1, std::vector<int32_t>{0}, {}, std::move(end_ids));
+  sampler.set_constraint(std::make_unique<TableConstraint>(FixedTokens(vocab, ids)));
+  return sampler;
+}
+
+Result<SampledToken> SampleMasked(SequenceSampler& sampler, std::span<const float> logits) {
+  SamplerScratch scratch;
+  std::vector<uint32_t> mask((logits.size() + 31) / 32, 0xA5A5A5A5u);
+  return sampler.Sample(logits, scratch, sampler.FillMask(mask));
+}
+
+TEST(Sampler, AMaskKeepsExactlyTheTokensWhoseBitsAreSet) {
+  std::mt19937 rng(9);
+  for (const size_t vocab : {1u, 31u, 32u, 33u, 64u, 1000u}) {
+    std::vector<float> logits(vocab);
+    for (float& x : logits) x = static_cast<float>(rng() % 1000);
+    for (int round = 0; round < 30; ++round) {
+      std::vector<uint32_t> mask((vocab + 31) / 32);
+      // Whole words of both kinds too, and bits beyond the vocabulary, which mean nothing.
+      for (uint32_t& word : mask)
+        word = rng() % 3 == 0 ? 0u : rng() % 2 == 0 ? ~0u : static_cast<uint32_t>(rng());
+      const size_t one = rng() % vocab;
+      mask[one / 32] |= 1u << (one % 32);
+      SamplingParams params = Greedy();
+      params.logprobs = static_cast<int64_t>(vocab);
+      params.logprobs_mode = LogprobsMode::kProcessed;
+      SamplerScratch scratch;
+      const SequenceSampler sampler = Plain(params);
+      const Result<SampledToken> token =
+          sampler.Sample(logits, scratch, {TokenConstraint::Verdict::kMasked, mask});
+      ASSERT_TRUE(token.has_value());
+      std::set<int32_t> expected;
+      for (size_t id = 0; id < vocab; ++id) {
+        if (((mask[id / 32] >> (id % 32)) & 1u) != 0) expected.insert(static_cast<int32_t>(id));
+      }
+      std::set<int32_t> kept;
+      for (const TokenLogprob& entry : token->logprobs.top) kept.insert(entry.token_id);
+      EXPECT_EQ(kept, expected);
+      EXPECT_TRUE(kept.contains(token->token_id));
+    }
+  }
+}
+
+TEST(Sampler, AMaskComesBeforeBiasPenaltiesAndFilters) {
+  // What the mask excludes, no bias brings back, and it has no part in top-k.
+  SamplingParams params = Greedy();
+  params.logit_bias = {{0, 100.0}, {2, -50.0}};
+  const std::vector<float> logits = {9, 8, 7, 6};
+  const std::vector<uint32_t> mask = {0b1100u};
+  SamplerScratch scratch;
+  EXPECT_EQ(
+      Plain(params).Sample(logits, scratch, {TokenConstraint::Verdict::kMasked, mask})->token_id,
+      3);
+  SamplingParams top;
+  top.top_k = 1;
+  for (uint64_t seed = 0; seed < 20; ++seed) {
+    EXPECT_EQ(Plain(top, seed)
+                  .Sample(logits, scratch, {TokenConstraint::Verdict::kMasked, mask})
+                  ->token_id,
+              2);
+  }
+  SamplingParams raw = Greedy();
+  raw.logprobs = 0;
+  const Result<SampledToken> token =
+      Plain(raw).Sample(logits, scratch, {TokenConstraint::Verdict::kMasked, mask});
+  EXPECT_EQ(token->logprobs.rank, 3);  // of the model's own distribution
+}
+
+TEST(Sampler, AConstraintMovesOnWithTheAcceptedTokens) {
+  const SamplingParams params = Greedy();
+  SequenceSampler sampler = Constrained(params, 5, {3, 1, 3});
+  const std::vector<float> logits = {9, 1, 9, 2, 9};
+  for (const int32_t id : {3, 1, 3}) {
+    const Result<SampledToken> token = SampleMasked(sampler, logits);
+    ASSERT_TRUE(token.has_value()) << token.error().message;
+    EXPECT_EQ(token->token_id, id);
+    EXPECT_EQ(SampleMasked(sampler, logits)->token_id, id);  // a draw moves nothing
+    EXPECT_TRUE(sampler.Accept(id).has_value());
+  }
+  const Result<SampledToken> dead = SampleMasked(sampler, logits);
+  ASSERT_FALSE(dead.has_value());
+  EXPECT_THAT(dead.error().message,
+              HasSubstr("after the first 3 tokens of the output: a dead end"));
+  EXPECT_EQ(dead.error().field, "structured_output");
+}
+
+TEST(Sampler, ATokenThatTheConstraintRefusesIsNotAppended) {
+  const SamplingParams params = Greedy();
+  SequenceSampler sampler = Constrained(params, 5, {3, 1});
+  EXPECT_FALSE(sampler.Accept(4).has_value());
+  EXPECT_EQ(SampleMasked(sampler, std::vector<float>(5, 0.0f))->token_id, 3);
+  EXPECT_TRUE(sampler.Accept(3).has_value());
+  EXPECT_EQ(SampleMasked(sampler, std::vector<float>(5, 0.0f))->token_id, 1);
+}
+
+TEST(Sampler, WhatOtherMasksTakeFromAConstraintIsANamedError) {
+  const std::vector<float> logits = {0, 1, 2, 3};
+  SamplingParams narrow = Greedy();
+  narrow.allowed_token_ids = {1, 2};
+  SequenceSampler sampler = Constrained(narrow, 4, {3});
+  const Result<SampledToken> token = SampleMasked(sampler, logits);
+  ASSERT_FALSE(token.has_value());
+  EXPECT_EQ(token.error().field, "structured_output");
+  EXPECT_THAT(token.error().message, HasSubstr("all 1 that structured_output allows"));
+  SamplingParams longer = Greedy();
+  longer.min_tokens = 1;
+  SequenceSampler ends = Constrained(longer, 4, {3}, {3});
+  EXPECT_THAT(SampleMasked(ends, logits).error().message, HasSubstr("min_tokens"));
 }
 
 TEST(Sampler, ADrawDependsOnSeedAndPositionOnly) {

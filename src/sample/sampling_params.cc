@@ -19,6 +19,10 @@ constexpr size_t kMaxStopBytes = 1024;
 constexpr size_t kMaxIds = 1024;       // stop_token_ids, logit_bias
 constexpr size_t kMaxBadWords = 1024;  // texts and sequences, each
 constexpr size_t kMaxBadWordLength = 1024;
+constexpr size_t kMaxSchemaBytes = size_t{1} << 20;  // of choices, together
+constexpr size_t kMaxChoices = 4096;
+constexpr int64_t kMaxWhitespace = 64;
+constexpr size_t kMaxTriggerIds = 1024;
 
 class Problems {
  public:
@@ -61,6 +65,66 @@ class Problems {
   std::vector<Error> errors_;
 };
 
+void CheckStructuredOutput(const StructuredOutput& output, Problems& problems) {
+  using Kind = StructuredOutput::Kind;
+  const std::string schema = "structured_output.schema";
+  const std::string choices = "structured_output.choices";
+  switch (output.kind) {
+    case Kind::kJsonSchema:
+    case Kind::kRegex:
+    case Kind::kEbnf:
+    case Kind::kStructuralTag:
+    case Kind::kToolCalls:
+      if (output.schema.empty()) problems.Add(schema, schema + " is empty.");
+      break;
+    case Kind::kJsonObject:
+    case Kind::kChoice:
+      if (!output.schema.empty()) {
+        problems.Add(schema, fmt::format("{} is given, but structured_output.kind has no use for "
+                                         "it.",
+                                         schema));
+      }
+      break;
+    default:
+      problems.Add("structured_output.kind",
+                   fmt::format("structured_output.kind is {}; allowed are the named kinds.",
+                               static_cast<int>(output.kind)));
+      break;
+  }
+  if (output.schema.size() > kMaxSchemaBytes) {
+    problems.Add(schema, fmt::format("{} has {} bytes; allowed are at most {}.", schema,
+                                     output.schema.size(), kMaxSchemaBytes));
+  }
+  if (output.kind == Kind::kChoice) {
+    problems.Count(choices, output.choices.size(), 1, kMaxChoices);
+    size_t bytes = 0;
+    for (size_t i = 0; i < output.choices.size(); ++i) {
+      bytes += output.choices[i].size();
+      if (!output.choices[i].empty()) continue;
+      const std::string field = fmt::format("{}[{}]", choices, i);
+      problems.Add(field, field + " is empty.");
+    }
+    if (bytes > kMaxSchemaBytes) {
+      problems.Add(choices, fmt::format("{} have {} bytes together; allowed are at most {}.",
+                                        choices, bytes, kMaxSchemaBytes));
+    }
+  } else if (!output.choices.empty()) {
+    problems.Add(choices, choices + " are given, but structured_output.kind has no use for them.");
+  }
+  problems.Integer("structured_output.max_whitespace", output.max_whitespace, 0, kMaxWhitespace);
+  const std::string trigger = "structured_output.trigger_token_ids";
+  problems.Count(trigger, output.trigger_token_ids.size(), 0, kMaxTriggerIds);
+  for (size_t i = 0; i < output.trigger_token_ids.size(); ++i)
+    problems.TokenId(fmt::format("{}[{}]", trigger, i), output.trigger_token_ids[i]);
+  if (!output.bound_token_id.has_value()) return;
+  const std::string bound = "structured_output.bound_token_id";
+  problems.TokenId(bound, *output.bound_token_id);
+  if (output.trigger_token_ids.empty()) {
+    problems.Add(bound, fmt::format("{} is {}, but there is no {} whose rest it could force.",
+                                    bound, *output.bound_token_id, trigger));
+  }
+}
+
 }  // namespace
 
 std::string_view FinishReasonName(FinishReason reason) {
@@ -77,6 +141,8 @@ std::string_view FinishReasonName(FinishReason reason) {
       return "error";
     case FinishReason::kDeadline:
       return "deadline";
+    case FinishReason::kToolCalls:
+      return "tool_calls";
   }
   return "";
 }
@@ -137,6 +203,7 @@ std::vector<Error> SamplingParams::Validate(int64_t vocab_size) const {
       problems.TokenId(fmt::format("{}[{}]", field, j), bad_words_token_ids[i][j]);
     }
   }
+  if (structured_output.has_value()) CheckStructuredOutput(*structured_output, problems);
   problems.Integer("min_tokens", min_tokens, 0, kMaxInt);
   if (max_tokens.has_value()) {
     problems.Integer("max_tokens", *max_tokens, 0, kMaxInt);

@@ -107,6 +107,64 @@ TEST(SamplingParams, EachBadValueIsNamedWithItsRange) {
       {"stop[0]", [](SamplingParams& p) { p.stop = {std::string(1025, 'a')}; }, "1025 bytes"},
       {"stop_token_ids[0]", [](SamplingParams& p) { p.stop_token_ids = {int64_t{1} << 31}; },
        "2147483648"},
+      {"structured_output.schema", [](SamplingParams& p) { p.structured_output.emplace(); },
+       "is empty"},
+      {"structured_output.schema",
+       [](SamplingParams& p) {
+         p.structured_output.emplace().schema.assign((size_t{1} << 20) + 1, 'x');
+       },
+       "1048577 bytes"},
+      {"structured_output.schema",
+       [](SamplingParams& p) {
+         p.structured_output.emplace().kind = StructuredOutput::Kind::kJsonObject;
+         p.structured_output->schema = "{}";
+       },
+       "no use for it"},
+      {"structured_output.kind",
+       [](SamplingParams& p) {
+         p.structured_output.emplace().kind = static_cast<StructuredOutput::Kind>(17);
+       },
+       "kind is 17"},
+      {"structured_output.choices",
+       [](SamplingParams& p) {
+         p.structured_output.emplace().kind = StructuredOutput::Kind::kChoice;
+       },
+       "0 entries"},
+      {"structured_output.choices",
+       [](SamplingParams& p) {
+         p.structured_output.emplace().kind = StructuredOutput::Kind::kChoice;
+         p.structured_output->choices.assign(4097, "x");
+       },
+       "4097 entries"},
+      {"structured_output.choices",
+       [](SamplingParams& p) {
+         p.structured_output.emplace().kind = StructuredOutput::Kind::kChoice;
+         p.structured_output->choices.assign(2, std::string(600'000, 'x'));
+       },
+       "1200000 bytes"},
+      {"structured_output.choices[1]",
+       [](SamplingParams& p) {
+         p.structured_output.emplace().kind = StructuredOutput::Kind::kChoice;
+         p.structured_output->choices = {"a", ""};
+       },
+       "is empty"},
+      {"structured_output.choices",
+       [](SamplingParams& p) { p.structured_output.emplace().choices = {"a"}; }, "no use for them"},
+      {"structured_output.max_whitespace",
+       [](SamplingParams& p) { p.structured_output.emplace().max_whitespace = 65; }, "0 ... 64"},
+      {"structured_output.trigger_token_ids",
+       [](SamplingParams& p) { p.structured_output.emplace().trigger_token_ids.assign(1025, 1); },
+       "1025 entries"},
+      {"structured_output.trigger_token_ids[1]",
+       [](SamplingParams& p) {
+         p.structured_output.emplace().trigger_token_ids = {1, 512};
+       },
+       "512"},
+      {"structured_output.bound_token_id",
+       [](SamplingParams& p) { p.structured_output.emplace().bound_token_id = 4; },
+       "whose rest it could force"},
+      {"structured_output.bound_token_id",
+       [](SamplingParams& p) { p.structured_output.emplace().bound_token_id = -4; }, "is -4"},
       {"n", [](SamplingParams& p) { p.n = 0; }, "n is 0; allowed are 1 ... 1024."},
       {"logprobs", [](SamplingParams& p) { p.logprobs = 1001; }, "0 ... 1000"},
       {"prompt_logprobs", [](SamplingParams& p) { p.prompt_logprobs = -1; }, "-1"},

@@ -1,6 +1,6 @@
 #include "text/incremental_decoder.h"
 
-#include "text/utf8.h"
+#include "base/utf8.h"
 
 namespace deepinfer {
 

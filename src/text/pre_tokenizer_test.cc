@@ -3,9 +3,9 @@
 #include <gtest/gtest.h>
 #include <rapidcheck/gtest.h>
 
+#include "base/utf8.h"
 #include "text/text_test_data.h"
 #include "text/unicode_classes.h"
-#include "text/utf8.h"
 
 namespace deepinfer {
 namespace {

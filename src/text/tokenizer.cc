@@ -3,8 +3,8 @@
 #include <utility>
 
 #include "base/mapped_file.h"
+#include "base/utf8.h"
 #include "text/tokenizer_file.h"
-#include "text/utf8.h"
 
 namespace deepinfer {
 

@@ -11,8 +11,8 @@
 #include <utility>
 
 #include "base/quoted.h"
+#include "base/utf8.h"
 #include "text/pre_tokenizer.h"
-#include "text/utf8.h"
 
 namespace deepinfer {
 namespace {

@@ -8,8 +8,8 @@
 #include <functional>
 #include <thread>
 
+#include "base/utf8.h"
 #include "text/text_test_data.h"
-#include "text/utf8.h"
 
 namespace deepinfer {
 namespace {
@@ -231,8 +231,13 @@ TEST(Tokenizer, TimeGrowsLinearlyOnHostileText) {
   for (const std::string unit :
        {"a", " ", "\n", " \n", "\u0301", "7", "!", "\x01", "abcdefghijklmnopqrstuvwxyz", "漢",
         "ア・", "<", "<｜", "<｜place▁holder▁no▁", "\u0378", "\U0001F600", "' a"}) {
-    const double small = seconds(unit, 500'000);
-    const double large = seconds(unit, 2'000'000);
+    double small = seconds(unit, 500'000);
+    double large = seconds(unit, 2'000'000);
+    // What shares the machine slows single runs down; the growth shows in the best ones.
+    for (int again = 0; again < 4 && large >= 8 * small && large >= 0.05; ++again) {
+      small = std::min(small, seconds(unit, 500'000));
+      large = std::min(large, seconds(unit, 2'000'000));
+    }
     // Four times the text; n log n would be 4.6. Very short times say nothing.
     EXPECT_TRUE(large < 8 * small || large < 0.05)
         << testing::PrintToString(unit) << ": " << small << " s, then " << large << " s";

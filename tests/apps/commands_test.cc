@@ -1,4 +1,4 @@
-// The commands tokenize, detokenize and logits as a user runs them.
+// The commands render, tokenize, detokenize and logits as a user runs them.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -41,6 +41,60 @@ class CommandsTest : public deepinfer::testing_support::ProgramTest {
     return content.substr(8 + header_bytes + begin, end - begin);
   }
 };
+
+// Every recorded request gives the recorded prompt or is refused, as the program is run.
+TEST_F(CommandsTest, RenderGivesTheRecordedPrompts) {
+  for (const std::string name : {"render", "convert"}) {
+    const std::string input = DI_TEST_DATA_DIR "/encoding/" + name + ".jsonl";
+    EXPECT_EQ(Run("render --input " + input + " --output " + Path("out")), 3);
+    const std::vector<json> recorded = ReadLines(input);
+    const std::vector<json> rendered = ReadLines(Path("out"));
+    ASSERT_EQ(rendered.size(), recorded.size());
+    for (size_t i = 0; i < recorded.size(); ++i) {
+      SCOPED_TRACE(recorded[i]["id"].get<std::string>());
+      EXPECT_EQ(rendered[i]["id"], recorded[i]["id"]);
+      if (recorded[i].contains("error")) {
+        EXPECT_EQ(rendered[i]["line"], i + 1);
+        EXPECT_EQ(rendered[i]["error"]["code"], "invalid_argument");
+        EXPECT_THAT(rendered[i]["error"]["field"].get<std::string>(), HasSubstr("request"));
+        continue;
+      }
+      for (const char* field : {"prompt", "special", "images", "parser"})
+        EXPECT_EQ(rendered[i][field], recorded[i][field]) << field;
+      for (const auto& [field, value] : recorded[i]["sampling"].items())
+        EXPECT_EQ(rendered[i]["sampling"][field], value) << field;
+      EXPECT_EQ(rendered[i].contains("namespaces"), recorded[i].contains("namespaces"));
+      EXPECT_FALSE(rendered[i].contains("ids"));
+    }
+  }
+}
+
+TEST_F(CommandsTest, RenderTakesThreeFormsAndNamesWhatIsWrong) {
+  const std::string input = Write(
+      "forms",
+      "{\"id\": 1, \"conversation\": {\"messages\": [{\"role\": \"user\", \"content\": \"a\"}], "
+      "\"thinking\": false}}\n"
+      "{\"id\": 2, \"messages\": [{\"role\": \"user\", \"content\": \"b\"}], \"mode\": \"chat\"}\n"
+      "{\"id\": 3}\n"
+      "{\"id\": 4, \"request\": {}, \"messages\": []}\n"
+      "{\"id\": 5, \"request\": {}, \"options\": {\"nonsense\": 1}}\n"
+      "{\"id\": {}}\nnonsense\n");
+  EXPECT_EQ(Run("render < " + input + " > " + Path("out")), 3);
+  const std::vector<json> out = ReadLines(Path("out"));
+  ASSERT_EQ(out.size(), 7u);
+  EXPECT_THAT(out[0]["prompt"].get<std::string>(), HasSubstr("<｜User｜>a<｜Assistant｜></think>"));
+  EXPECT_FALSE(out[0].contains("sampling"));
+  EXPECT_THAT(out[1]["prompt"].get<std::string>(), HasSubstr("<｜User｜>b<｜Assistant｜></think>"));
+  EXPECT_EQ(out[2]["id"], 3);
+  EXPECT_THAT(out[2]["error"]["message"].get<std::string>(), HasSubstr("needs a request"));
+  EXPECT_EQ(out[3]["error"]["field"], "messages");
+  EXPECT_EQ(out[4]["error"]["field"], "options.nonsense");
+  EXPECT_EQ(out[5]["id"], nullptr);
+  EXPECT_EQ(out[5]["error"]["field"], "id");
+  EXPECT_EQ(out[6]["line"], 7);
+  EXPECT_EQ(Run("render --profile other < " + input + " 2> " + Path("err")), 2);
+  EXPECT_EQ(Run("render --input " + input + " --output " + input + " 2> " + Path("err")), 1);
+}
 
 TEST_F(CommandsTest, TokenizeAndDetokenizeAreInverse) {
   const std::string text = Write(

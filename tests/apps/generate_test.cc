@@ -191,9 +191,10 @@ TEST_F(GenerateTest, GreedyOutputContinuesTheRecordedTokens) {
     ASSERT_EQ(ids.size(), recorded_ids.size());
     for (size_t i = 0; i < ids.size(); ++i) {
       if (ids[i] == recorded_ids[i]) continue;
-      // A near-tie may fall the other way; what follows is then another text.
+      // A near-tie may fall the other way; what follows is then another text. (Instruction sets
+      // round differently: with AMX one such pair is 0.0204 apart.)
       const json& top = completion["top_logprobs"][i];
-      EXPECT_LT(top[0].get<double>() - top[1].get<double>(), 0.02)
+      EXPECT_LT(top[0].get<double>() - top[1].get<double>(), 0.03)
           << output["id"] << ", token " << i;
       EXPECT_EQ(completion["top_token_ids"][i][1], recorded_ids[i]);
       break;
@@ -268,6 +269,59 @@ TEST_F(GenerateTest, StandardErrorThatCannotBeWrittenChangesNothing) {
     // Nothing but the answer: the closed stream's number did not go to the output file.
     ASSERT_EQ(ReadLines(Path("out")).size(), 1u) << redirect;
     EXPECT_EQ(Shell("bash -c '" + Generate("--foo") + redirect + "'"), 2) << redirect;
+  }
+}
+
+// A strong wish for blanks does not keep a constrained output from its end.
+TEST_F(GenerateTest, T026BlanksThatAreWantedAreBoundedInStructuredOutputs) {
+  Write("blanks.in", "{\"id\": 0, \"text\": \" \"}\n{\"id\": 1, \"text\": \"\\n\"}\n");
+  ASSERT_EQ(Shell(std::string(kProgram) + " tokenize --model " + kModel + "/checkpoint --input " +
+                  Path("blanks.in") + " --output " + Path("blanks.out")),
+            0);
+  json bias = json::object();
+  for (const json& line : ReadLines(Path("blanks.out"))) bias[line["ids"][0].dump()] = 50;
+  const json object = {{"type", "object"},
+                       {"properties", {{"a", {{"type", "boolean"}}}, {"b", {{"type", "null"}}}}},
+                       {"required", {"a", "b"}}};
+  const json list = {
+      {"type", "array"}, {"items", {{"enum", {1, 2}}}}, {"minItems", 2}, {"maxItems", 3}};
+  struct Case {
+    json options;
+    size_t max_blanks;
+  };
+  const std::vector<Case> cases = {{json::object(), 2},
+                                   {{{"max_whitespace", 5}}, 5},
+                                   {{{"whitespace_pattern", ""}}, 0},
+                                   {{{"whitespace_pattern", "[ ]?"}}, 1}};
+  std::string input;
+  for (size_t i = 0; i < 2 * cases.size(); ++i) {
+    json description = cases[i / 2].options;
+    description["json"] = i % 2 == 0 ? object : list;
+    input += json{{"id", i},
+                  {"prompt", "x"},
+                  {"sampling_params",
+                   {{"max_tokens", 4000},
+                    {"seed", i},
+                    {"logit_bias", bias},
+                    {"structured_outputs", description}}}}
+                 .dump() +
+             "\n";
+  }
+  const std::string command = Generate("--no-progress --input " + Write("in.jsonl", input) +
+                                       " --output " + Path("out.jsonl"));
+  ASSERT_EQ(Shell(command), 0);
+  const std::vector<json> lines = ReadLines(Path("out.jsonl"));
+  ASSERT_EQ(lines.size(), 2 * cases.size());
+  for (size_t i = 0; i < lines.size(); ++i) {
+    const json& output = lines[i]["outputs"][0];
+    const std::string text = output["text"];
+    EXPECT_EQ(output["finish_reason"], "stop") << text;
+    EXPECT_EQ(json::parse(text).is_array(), i % 2 == 1) << text;
+    EXPECT_TRUE(text.back() == '}' || text.back() == ']') << text;
+    size_t most = 0;
+    size_t row = 0;
+    for (const char c : text) most = std::max(most, row = c == ' ' || c == '\n' ? row + 1 : 0);
+    EXPECT_EQ(most, cases[i / 2].max_blanks) << text;  // and what is allowed is taken
   }
 }
 

@@ -9,6 +9,7 @@
 #include "engine/engine.h"
 #include "engine/executor_backend.h"
 #include "engine/selfcheck.h"
+#include "engine/table_compiler_for_test.h"
 #include "runtime/executor.h"
 #include "text/tokenizer.h"
 
@@ -33,12 +34,15 @@ struct LoadedModel {
   }
 };
 
+constexpr int64_t kVocab = 512;
+
 EngineOptions BaseOptions() {
   EngineOptions options;
   options.max_model_len = 1024;
   options.scheduler.max_num_seqs = 64;
   options.scheduler.max_num_batched_tokens = 192;
   options.end_ids = {1};
+  options.compile_constraint = TableCompiler(kVocab, 1);
   return options;
 }
 
@@ -78,7 +82,8 @@ TEST(EngineIdentity, SixtyFourMixedRequestsInEveryCombination) {
   mixed.max_prompt_tokens = kBlockTokens + 9;
   mixed.max_output_tokens = 6;
   const std::vector<EngineRequest> requests = SelfcheckRequests(
-      mixed, backend.vocab_size(), backend.capacity().window_tokens, BaseOptions().max_model_len);
+      mixed, backend.vocab_size(), backend.capacity().window_tokens, BaseOptions().max_model_len,
+      /*structured=*/true);
   const VariantRun plain = RunVariant(backend, model.tokenizer, BaseOptions(), {}, requests);
   int64_t variants = 0;
   for (const SelfcheckVariant& variant : SelfcheckVariants(/*thorough=*/true)) {
@@ -101,7 +106,7 @@ TEST(EngineIdentity, SixtyFourMixedRequestsInATightCache) {
   mixed.max_output_tokens = 12;
   const std::vector<EngineRequest> requests =
       SelfcheckRequests(mixed, roomy_backend.vocab_size(), roomy_backend.capacity().window_tokens,
-                        BaseOptions().max_model_len);
+                        BaseOptions().max_model_len, /*structured=*/true);
   const VariantRun plain = RunVariant(roomy_backend, roomy.tokenizer, BaseOptions(), {}, requests);
   for (const RequestOutput& output : plain.outputs) ASSERT_FALSE(output.error.has_value());
 
@@ -196,13 +201,52 @@ TEST(EngineIdentity, ReplayedPromptsGiveOneAnswerInEveryCombination) {
   EXPECT_GT(report.cached_tokens, 0);
 
   const std::vector<EngineRequest> requests = SelfcheckRequests(
-      check, backend.vocab_size(), backend.capacity().window_tokens, options.max_model_len);
+      check, backend.vocab_size(), backend.capacity().window_tokens, options.max_model_len,
+      /*structured=*/true);
   const VariantRun replayed = RunVariant(backend, model.tokenizer, options, {}, requests);
   const VariantRun full = RunVariant(backend, model.tokenizer, BaseOptions(), {}, requests);
   for (size_t i = 0; i < requests.size(); ++i) {
     if (std::ssize(requests[i].prompt) > options.scheduler.replay_keep_tokens) continue;
     EXPECT_FALSE(FindDifference({&full.outputs[i], 1}, {&replayed.outputs[i], 1}).has_value());
   }
+}
+
+// The requests without a structured output are those of the unconstrained set, and get its answers;
+// the others' constraints have a say.
+TEST(EngineIdentity, ConstrainedNeighboursChangeNothingForOthers) {
+  LoadedModel model = LoadedModel::Load("three");
+  ExecutorBackend backend(*model.executor);
+  ASSERT_EQ(backend.vocab_size(), kVocab);
+  SelfcheckOptions mixed;
+  mixed.num_requests = 32;
+  mixed.max_output_tokens = 16;
+  const auto requests = [&](bool structured) {
+    return SelfcheckRequests(mixed, backend.vocab_size(), backend.capacity().window_tokens,
+                             BaseOptions().max_model_len, structured);
+  };
+  const SelfcheckVariant everything{.batched = true,
+                                    .chunk_tokens = 31,
+                                    .prefix_cache = true,
+                                    .async_scheduling = true,
+                                    .preempt_every = 4};
+  const VariantRun free =
+      RunVariant(backend, model.tokenizer, BaseOptions(), everything, requests(false));
+  const VariantRun constrained =
+      RunVariant(backend, model.tokenizer, BaseOptions(), everything, requests(true));
+  int64_t num_constrained = 0;
+  int64_t num_changed = 0;
+  for (size_t i = 0; i < free.outputs.size(); ++i) {
+    const bool same =
+        !FindDifference({&free.outputs[i], 1}, {&constrained.outputs[i], 1}).has_value();
+    if (requests(true)[i].params.structured_output.has_value()) {
+      ++num_constrained;
+      num_changed += same ? 0 : 1;
+    } else {
+      EXPECT_TRUE(same) << "request " << i;
+    }
+  }
+  EXPECT_EQ(num_constrained, 8);
+  EXPECT_GE(num_changed, 6);
 }
 
 // A check that cannot fail proves nothing: outputs of other requests are told apart.
