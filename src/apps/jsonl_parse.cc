@@ -86,9 +86,7 @@ class Reader {
   }
   // All problems as one error; the first gives the field.
   Error TakeError() {
-    Error error = problems_.front();
-    for (size_t i = 1; i < problems_.size(); ++i) error.message += " " + problems_[i].message;
-    return error;
+    return Joined(problems_);
   }
 
   void Syntax(const std::string& field, simdjson::error_code code) {

@@ -425,6 +425,15 @@ void AddGenerateCommand(CLI::App& app, const std::string& resume_command, int& s
   });
 }
 
+// --input and --output of commands that turn lines into lines.
+template <class Options>
+void AddLineFiles(CLI::App* command, Options& options) {
+  command->add_option("--input", options.input, "JSON lines; '-' is the standard input")
+      ->capture_default_str();
+  command->add_option("--output", options.output, "JSON lines; '-' is the standard output")
+      ->capture_default_str();
+}
+
 void AddTokenizerCommand(CLI::App& app, int& status, const char* name, const char* what,
                          int (*run)(const TokenizeOptions&)) {
   auto options = std::make_shared<TokenizeOptions>();
@@ -436,10 +445,7 @@ void AddTokenizerCommand(CLI::App& app, int& status, const char* name, const cha
   CLI::Option* tokenizer =
       command->add_option("--tokenizer", options->tokenizer, "A tokenizer.json");
   model->excludes(tokenizer);
-  command->add_option("--input", options->input, "JSON lines; '-' is the standard input")
-      ->capture_default_str();
-  command->add_option("--output", options->output, "JSON lines; '-' is the standard output")
-      ->capture_default_str();
+  AddLineFiles(command, *options);
   if (run == RunTokenize)
     command->add_flag("--no-special", options->no_special, "Special tokens in text are plain text");
   command->callback([options, model, tokenizer, run, &status] {
@@ -469,10 +475,7 @@ void AddParseCommand(CLI::App& app, int& status) {
           "parser")
       ->check(OneOf({"recommended", "toolkit"}))
       ->default_str("recommended");
-  command->add_option("--input", options->input, "JSON lines; '-' is the standard input")
-      ->capture_default_str();
-  command->add_option("--output", options->output, "JSON lines; '-' is the standard output")
-      ->capture_default_str();
+  AddLineFiles(command, *options);
   command->callback([options, &status] { status = RunParse(*options); });
 }
 
@@ -500,10 +503,7 @@ void AddRenderCommand(CLI::App& app, int& status) {
       ->add_option("--dialect", options->dialect,
                    "v4.1 or v4; without it the tokenizer's, v4.1 without a tokenizer")
       ->check(OneOf({"v4.1", "v4"}));
-  command->add_option("--input", options->input, "JSON lines; '-' is the standard input")
-      ->capture_default_str();
-  command->add_option("--output", options->output, "JSON lines; '-' is the standard output")
-      ->capture_default_str();
+  AddLineFiles(command, *options);
   command->callback([options, &status] { status = RunRender(*options); });
 }
 

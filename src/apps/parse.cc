@@ -7,19 +7,15 @@
 #include "apps/convert_lines.h"
 #include "apps/interrupt.h"
 #include "apps/json_line.h"
+#include "apps/load_tokenizer.h"
 #include "apps/print.h"
-#include "text/tokenizer.h"
 
 namespace deepinfer {
 namespace {
 
 Result<int> Run(const ParseOptions& options) {
-  std::optional<Tokenizer> tokenizer;
-  if (!options.tokenizer.empty() || !options.model.empty()) {
-    DI_ASSIGN_OR_RETURN(
-        tokenizer, Tokenizer::Load(options.tokenizer.empty() ? options.model + "/tokenizer.json"
-                                                             : options.tokenizer));
-  }
+  DI_ASSIGN_OR_RETURN(const std::optional<Tokenizer> tokenizer,
+                      LoadTokenizer(options.model, options.tokenizer));
   return ConvertLines(options.input, options.output, ParseJsonLine,
                       [&](const JsonLine& line, const LineId& /*id*/) {
                         return ParseAnswerLine(line.value, options.toolkit_policy,

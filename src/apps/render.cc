@@ -7,20 +7,16 @@
 #include "apps/convert_lines.h"
 #include "apps/interrupt.h"
 #include "apps/json_line.h"
+#include "apps/load_tokenizer.h"
 #include "apps/print.h"
 #include "apps/render_line.h"
-#include "text/tokenizer.h"
 
 namespace deepinfer {
 namespace {
 
 Result<LineRenderer> CreateRenderer(const RenderOptions& options) {
-  std::optional<Tokenizer> tokenizer;
-  if (!options.model.empty() || !options.tokenizer.empty()) {
-    DI_ASSIGN_OR_RETURN(
-        tokenizer, Tokenizer::Load(options.tokenizer.empty() ? options.model + "/tokenizer.json"
-                                                             : options.tokenizer));
-  }
+  DI_ASSIGN_OR_RETURN(std::optional<Tokenizer> tokenizer,
+                      LoadTokenizer(options.model, options.tokenizer));
   return LineRenderer::Create(options.profile, options.dialect, std::move(tokenizer));
 }
 

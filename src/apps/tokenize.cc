@@ -7,15 +7,19 @@
 #include "apps/convert_lines.h"
 #include "apps/interrupt.h"
 #include "apps/jsonl.h"
+#include "apps/load_tokenizer.h"
 #include "apps/print.h"
-#include "text/tokenizer.h"
+#include "base/check.h"
 
 namespace deepinfer {
 namespace {
 
-Result<Tokenizer> LoadTokenizer(const TokenizeOptions& options) {
-  return Tokenizer::Load(options.tokenizer.empty() ? options.model + "/tokenizer.json"
-                                                   : options.tokenizer);
+// One of the two options is given.
+Result<Tokenizer> NamedTokenizer(const TokenizeOptions& options) {
+  DI_ASSIGN_OR_RETURN(std::optional<Tokenizer> tokenizer,
+                      LoadTokenizer(options.model, options.tokenizer));
+  DI_CHECK(tokenizer.has_value());
+  return *std::move(tokenizer);
 }
 
 int Finish(const Result<int>& status) {
@@ -26,7 +30,7 @@ int Finish(const Result<int>& status) {
 
 int RunTokenize(const TokenizeOptions& options) {
   CatchInterrupts();
-  const Result<Tokenizer> tokenizer = LoadTokenizer(options);
+  const Result<Tokenizer> tokenizer = NamedTokenizer(options);
   if (!tokenizer.has_value()) return PrintError(tokenizer.error());
   EncodeOptions encode;
   encode.parse_special = !options.no_special;
@@ -45,7 +49,7 @@ int RunTokenize(const TokenizeOptions& options) {
 
 int RunDetokenize(const TokenizeOptions& options) {
   CatchInterrupts();
-  const Result<Tokenizer> tokenizer = LoadTokenizer(options);
+  const Result<Tokenizer> tokenizer = NamedTokenizer(options);
   if (!tokenizer.has_value()) return PrintError(tokenizer.error());
   return Finish(ConvertLines(options.input, options.output, ParseIdsLine,
                              [&](const IdsLine& line, const LineId& id) -> Result<std::string> {

@@ -26,4 +26,10 @@ std::string_view CodeName(Code code) {
   return "unknown";
 }
 
+Error Joined(const std::vector<Error>& problems) {
+  Error all = problems.front();
+  for (size_t i = 1; i < problems.size(); ++i) all.message += " " + problems[i].message;
+  return all;
+}
+
 }  // namespace deepinfer

@@ -7,6 +7,7 @@
 
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include "deepinfer/error.h"
 
@@ -17,6 +18,9 @@ inline tl::unexpected<Error> WithContext(Error error, std::string_view context) 
   error.message = fmt::format("{}: {}", context, error.message);
   return tl::unexpected<Error>(std::move(error));
 }
+
+// Several problems, at least one, as one error: the first field, all messages.
+Error Joined(const std::vector<Error>& problems);
 
 }  // namespace deepinfer
 

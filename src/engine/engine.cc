@@ -164,11 +164,7 @@ EngineCounters Engine::counters() const {
 
 Status Engine::CheckRequest(const EngineRequest& request) const {
   const std::vector<Error> problems = request.params.Validate(backend_.vocab_size());
-  if (!problems.empty()) {
-    Error all = problems.front();
-    for (size_t i = 1; i < problems.size(); ++i) all.message += " " + problems[i].message;
-    return tl::unexpected<Error>(std::move(all));
-  }
+  if (!problems.empty()) return tl::unexpected<Error>(Joined(problems));
   if (request.params.structured_output.has_value() && grammars_ == nullptr) {
     return Fail(Code::kUnsupported,
                 "structured_output is given, but there is nothing that compiles it.",
@@ -709,7 +705,7 @@ std::vector<SeqId> Engine::LivingSequencesOf(int64_t request) const {
 }
 
 bool Engine::Abort(int64_t request) {
-  std::vector<SeqId> ids = LivingSequencesOf(request);
+  const std::vector<SeqId> ids = LivingSequencesOf(request);
   AbortAll(ids);
   return !ids.empty();
 }
@@ -719,6 +715,7 @@ void Engine::Abort() {
   for (const auto& [id, sequence] : sequences_) {
     if (!sequence->finished) ids.push_back(id);
   }
+  std::sort(ids.begin(), ids.end());
   AbortAll(ids);
 }
 
@@ -731,8 +728,7 @@ std::string Engine::TakeSchedule() {
   return recorder_ != nullptr ? recorder_->TakeText() : std::string();
 }
 
-void Engine::AbortAll(std::vector<SeqId>& ids) {
-  std::sort(ids.begin(), ids.end());
+void Engine::AbortAll(const std::vector<SeqId>& ids) {
   for (const SeqId id : ids) {
     Sequence* sequence = Find(id);  // a callback may have aborted it
     if (sequence != nullptr && !sequence->finished) Finish(*sequence, FinishReason::kAbort);

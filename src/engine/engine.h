@@ -182,12 +182,12 @@ class Engine {
   void EndWithError(Sequence& sequence, Error error);
   void Emit(Sequence& sequence, FinishReason reason);
   void RecordEnd(Sequence& sequence, EndReason reason);
-  // Of the completions that still live.
+  // Of the completions that still live, in order of arrival.
   std::vector<SeqId> LivingSequencesOf(int64_t request) const;
   Sequence* Find(SeqId id);
   void EraseIfDone(const Sequence& sequence);
   // In order of arrival.
-  void AbortAll(std::vector<SeqId>& ids);
+  void AbortAll(const std::vector<SeqId>& ids);
   void EndInScheduler(SeqId id);
   double Now() const;
 

@@ -1,13 +1,16 @@
 #include "engine/grammar_constraints.h"
 
+#include <memory>
+#include <mutex>
 #include <optional>
 #include <utility>
 
+#include "engine/llm_options.h"
+#include "grammar/grammar.h"
+#include "text/chat_template.h"
+
 namespace deepinfer {
 namespace {
-
-// Drafted tokens of a step, and the one that a step launched ahead may have to take back.
-constexpr int64_t kMaxRollback = 8;
 
 GrammarSpec::Kind KindOf(StructuredOutput::Kind kind) {
   switch (kind) {
@@ -29,15 +32,12 @@ GrammarSpec::Kind KindOf(StructuredOutput::Kind kind) {
   return GrammarSpec::Kind::kStructuralTag;
 }
 
-}  // namespace
-
-std::unique_ptr<GrammarCompiler> MakeGrammarCompiler(const Tokenizer& tokenizer,
-                                                     std::span<const int32_t> end_ids,
-                                                     int64_t vocab_size) {
+GrammarVocabulary VocabularyOf(const Tokenizer& tokenizer, const std::vector<int32_t>& end_ids,
+                               int64_t vocab_size) {
   GrammarVocabulary vocabulary;
   vocabulary.vocab_size = vocab_size;
-  vocabulary.call_marker_id = tokenizer.IdOf("｜DSML｜");
-  vocabulary.end_ids.assign(end_ids.begin(), end_ids.end());
+  vocabulary.call_marker_id = tokenizer.IdOf(kDsmlMarker);
+  vocabulary.end_ids = end_ids;
   vocabulary.token_bytes.reserve(static_cast<size_t>(tokenizer.vocab_size()));
   for (int32_t id = 0; id < tokenizer.vocab_size(); ++id) {
     const std::string_view bytes = tokenizer.TokenBytes(id);
@@ -45,12 +45,24 @@ std::unique_ptr<GrammarCompiler> MakeGrammarCompiler(const Tokenizer& tokenizer,
     const bool is_added = tokenizer.IdOf(bytes) == std::optional<int32_t>(id);
     vocabulary.token_bytes.emplace_back(is_added ? std::string_view() : bytes);
   }
-  return std::make_unique<GrammarCompiler>(std::move(vocabulary), GrammarLimits{});
+  return vocabulary;
 }
 
-ConstraintCompiler ConstraintCompilerOf(GrammarCompiler& compiler) {
-  return [&compiler](const StructuredOutput& output) -> Result<ConstraintFactory> {
-    Result<std::shared_ptr<const CompiledGrammar>> compiled = compiler.Compile(
+}  // namespace
+
+ConstraintCompiler MakeConstraintCompiler(const Tokenizer& tokenizer, std::vector<int32_t> end_ids,
+                                          int64_t vocab_size) {
+  struct Lazy {
+    std::once_flag made;
+    std::unique_ptr<GrammarCompiler> compiler;
+  };
+  return [&tokenizer, end_ids = std::move(end_ids), vocab_size, lazy = std::make_shared<Lazy>()](
+             const StructuredOutput& output) -> Result<ConstraintFactory> {
+    std::call_once(lazy->made, [&] {
+      lazy->compiler = std::make_unique<GrammarCompiler>(
+          VocabularyOf(tokenizer, end_ids, vocab_size), GrammarLimits{});
+    });
+    Result<std::shared_ptr<const CompiledGrammar>> compiled = lazy->compiler->Compile(
         {.kind = KindOf(output.kind),
          .text = output.schema,
          .choices = output.choices,
@@ -63,7 +75,7 @@ ConstraintCompiler ConstraintCompilerOf(GrammarCompiler& compiler) {
       return tl::unexpected<Error>(std::move(error));
     }
     return ConstraintFactory(
-        [grammar = std::move(*compiled)] { return grammar->NewMatcher(kMaxRollback); });
+        [grammar = std::move(*compiled)] { return grammar->NewMatcher(kRollbackTokens); });
   };
 }
 

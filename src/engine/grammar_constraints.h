@@ -3,21 +3,17 @@
 #pragma once
 
 #include <cstdint>
-#include <memory>
-#include <span>
+#include <vector>
 
 #include "engine/grammar_service.h"
-#include "grammar/grammar.h"
 #include "text/tokenizer.h"
 
 namespace deepinfer {
 
-// Special and added tokens are not text; `end_ids` may end an output where its grammar may end.
-std::unique_ptr<GrammarCompiler> MakeGrammarCompiler(const Tokenizer& tokenizer,
-                                                     std::span<const int32_t> end_ids,
-                                                     int64_t vocab_size);
-
-// `compiler` must outlive the result and what it makes.
-ConstraintCompiler ConstraintCompilerOf(GrammarCompiler& compiler);
+// Special and added tokens are not text; `end_ids` may end an output where its grammar may end. The
+// vocabulary is read with the first description, so that who needs none pays for none. `tokenizer`
+// must outlive the result; what it makes keeps the rest alive.
+ConstraintCompiler MakeConstraintCompiler(const Tokenizer& tokenizer, std::vector<int32_t> end_ids,
+                                          int64_t vocab_size);
 
 }  // namespace deepinfer

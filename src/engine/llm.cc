@@ -15,7 +15,6 @@
 #include "engine/llm_options.h"
 #include "engine/resolve_request.h"
 #include "engine/selfcheck.h"
-#include "grammar/grammar.h"
 #include "runtime/executor.h"
 #include "text/tokenizer.h"
 
@@ -33,7 +32,6 @@ std::string ModelName(const std::string& dir) {
 
 struct LLM::Impl {
   Tokenizer tokenizer;
-  std::unique_ptr<GrammarCompiler> grammars;
   std::unique_ptr<Executor> executor;
   ExecutorBackend backend;
   EngineOptions engine_options;
@@ -113,8 +111,8 @@ Result<std::unique_ptr<LLM>> LLM::Load(const LLMOptions& options) {
       options.preempt_by_saving ? PreemptionMode::kSave : PreemptionMode::kRecompute;
   engine.async_scheduling = options.async_scheduling;
   engine.end_ids = EndOfTurnIds(impl.tokenizer, config.eos_token_id, config.vocab_size);
-  impl.grammars = MakeGrammarCompiler(impl.tokenizer, engine.end_ids, config.vocab_size);
-  engine.compile_constraint = ConstraintCompilerOf(*impl.grammars);
+  engine.compile_constraint =
+      MakeConstraintCompiler(impl.tokenizer, engine.end_ids, config.vocab_size);
   // The compiler has a limit of its own, which counts from a compilation's turn: what others ask
   // for must not make one fail.
   engine.grammars.max_seconds = std::numeric_limits<double>::infinity();

@@ -59,9 +59,7 @@ std::vector<Error> LLMOptions::Validate() const {
 Status CheckOptions(const LLMOptions& options) {
   const std::vector<Error> problems = options.Validate();
   if (problems.empty()) return {};
-  Error all = problems.front();
-  for (size_t i = 1; i < problems.size(); ++i) all.message += " " + problems[i].message;
-  return tl::unexpected<Error>(std::move(all));
+  return tl::unexpected<Error>(Joined(problems));
 }
 
 Status CheckTailTokens(const ModelConfig& config, const char* field, int64_t tokens) {

@@ -9,15 +9,10 @@
 #include "base/json_value.h"
 #include "base/utf8.h"
 #include "text/chat_render.h"
+#include "text/chat_template.h"
 
 namespace deepinfer {
 namespace {
-
-Error FirstOf(const std::vector<Error>& problems) {
-  Error all = problems.front();
-  for (size_t i = 1; i < problems.size(); ++i) all.message += " " + problems[i].message;
-  return all;
-}
 
 tl::unexpected<Error> WithField(Error error, std::string field) {
   if (error.field.empty()) error.field = std::move(field);
@@ -160,7 +155,7 @@ Result<std::optional<StructuredOutput>> CallsOf(const Chat& chat, const Tokenize
   calls.dialect = dialect;
   calls.inside_block = forced;
   if (!forced) {
-    const std::optional<int32_t> marker = tokenizer.IdOf("｜DSML｜");
+    const std::optional<int32_t> marker = tokenizer.IdOf(kDsmlMarker);
     if (!marker.has_value()) {
       return Fail(Code::kUnsupported, "the tokenizer has no token '｜DSML｜' for calls of tools.",
                   "tools");
@@ -209,7 +204,7 @@ Status ConstrainAnswer(const Chat& chat, const Tokenizer& tokenizer, ChatDialect
   const bool reasons = start == OutputParserOptions::Start::kReasoning ||
                        start == OutputParserOptions::Start::kReasoningContinuation;
   if (!reasons) return {};
-  const std::optional<int32_t> end = tokenizer.IdOf("</think>");
+  const std::optional<int32_t> end = tokenizer.IdOf(kThinkEndMarker);
   DI_CHECK(end.has_value());  // the prompt has been encoded
   (*output)->trigger_token_ids = {*end};
   return {};
@@ -263,7 +258,7 @@ Result<EngineRequest> ResolveRequest(const Request& request, const Tokenizer& to
                                      const std::function<uint64_t()>& fresh_seed) {
   const SamplingParams& params = request.sampling_params;
   if (const std::vector<Error> problems = params.Validate(vocab_size); !problems.empty()) {
-    return tl::unexpected<Error>(FirstOf(problems));
+    return tl::unexpected<Error>(Joined(problems));
   }
   DI_RETURN_IF_ERROR(CheckTexts(params.stop, "stop"));
   if (params.structured_output.has_value()) {

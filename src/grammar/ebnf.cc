@@ -11,6 +11,7 @@
 
 #include "base/quoted.h"
 #include "base/utf8.h"
+#include "grammar/text_cursor.h"
 
 namespace deepinfer {
 namespace {
@@ -26,9 +27,9 @@ bool IsNameChar(char c) {
   return IsNameStart(c) || (c >= '0' && c <= '9');
 }
 
-class Parser {
+class Parser : TextCursor {
  public:
-  Parser(std::string_view text, GrammarTree* tree) : text_(text), tree_(tree) {}
+  Parser(std::string_view text, GrammarTree* tree) : TextCursor(text), tree_(tree) {}
 
   Status Parse() {
     rules_.emplace("root", Rule{tree_->AddRule("root"), false, text_.size()});
@@ -53,17 +54,6 @@ class Parser {
     size_t first_use;
   };
 
-  bool AtEnd() const {
-    return offset_ >= text_.size();
-  }
-  char Peek(size_t ahead = 0) const {
-    return offset_ + ahead < text_.size() ? text_[offset_ + ahead] : '\0';
-  }
-  bool Take(std::string_view token) {
-    if (text_.substr(offset_, token.size()) != token) return false;
-    offset_ += token.size();
-    return true;
-  }
   std::string Place() const {
     const std::string_view before = text_.substr(0, std::min(offset_, text_.size()));
     const auto line = 1 + std::count(before.begin(), before.end(), '\n');
@@ -211,17 +201,6 @@ class Parser {
     return {};
   }
 
-  std::optional<int64_t> Number() {
-    int64_t value = 0;
-    const size_t start = offset_;
-    while (Peek() >= '0' && Peek() <= '9') {
-      value = std::min<int64_t>(value * 10 + (Peek() - '0'), int64_t{1} << 40);
-      ++offset_;
-    }
-    if (offset_ == start) return std::nullopt;
-    return value;
-  }
-
   Result<NodeId> Element(int depth) {
     const char c = Peek();
     if (c == '(') {
@@ -362,10 +341,8 @@ class Parser {
     return tree_->Class(negated ? Complement(set) : std::move(set));
   }
 
-  std::string_view text_;
   GrammarTree* tree_;
   std::unordered_map<std::string, Rule> rules_;
-  size_t offset_ = 0;
 };
 
 }  // namespace

@@ -9,6 +9,8 @@
 #include <utility>
 #include <vector>
 
+#include "grammar/text_cursor.h"
+
 namespace deepinfer {
 namespace {
 
@@ -26,10 +28,10 @@ const CodePointSet kLineEnds = {{'\n', '\n'}, {'\r', '\r'}, {0x2028, 0x2029}};
 
 constexpr int kMaxGroupDepth = 60;
 
-class Parser {
+class Parser : TextCursor {
  public:
   Parser(std::string_view pattern, PatternUse use, GrammarTree* tree)
-      : pattern_(pattern), use_(use), tree_(tree) {}
+      : TextCursor(pattern), use_(use), tree_(tree) {}
 
   Result<NodeId> Parse() {
     std::vector<NodeId> alternatives;
@@ -44,17 +46,6 @@ class Parser {
   }
 
  private:
-  bool AtEnd() const {
-    return offset_ >= pattern_.size();
-  }
-  char Peek(size_t ahead = 0) const {
-    return offset_ + ahead < pattern_.size() ? pattern_[offset_ + ahead] : '\0';
-  }
-  bool Take(std::string_view text) {
-    if (pattern_.substr(offset_, text.size()) != text) return false;
-    offset_ += text.size();
-    return true;
-  }
   tl::unexpected<Error> Wrong(std::string_view what) const {
     return Fail(Code::kInvalidArgument,
                 fmt::format("The pattern is wrong at offset {}: {}.", offset_, what));
@@ -81,7 +72,7 @@ class Parser {
     bool to_end = use_ == PatternUse::kWholeText;
     if (Take("^")) from_begin = true;
     while (!AtEnd() && Peek() != '|' && Peek() != ')') {
-      if (Peek() == '$' && (offset_ + 1 == pattern_.size() || Peek(1) == '|')) {
+      if (Peek() == '$' && (offset_ + 1 == text_.size() || Peek(1) == '|')) {
         ++offset_;
         to_end = true;
         break;
@@ -164,17 +155,6 @@ class Parser {
     return true;
   }
 
-  std::optional<int64_t> Number() {
-    int64_t value = 0;
-    const size_t start = offset_;
-    while (Peek() >= '0' && Peek() <= '9') {
-      value = std::min<int64_t>(value * 10 + (Peek() - '0'), int64_t{1} << 40);
-      ++offset_;
-    }
-    if (offset_ == start) return std::nullopt;
-    return value;
-  }
-
   Result<NodeId> Atom(int depth) {
     switch (Peek()) {
       case '(': {
@@ -234,7 +214,7 @@ class Parser {
   }
 
   Result<uint32_t> CodePoint() {
-    const int64_t value = NextCodePoint(pattern_, &offset_);
+    const int64_t value = NextCodePoint(text_, &offset_);
     if (value < 0) return Wrong("it is not UTF-8");
     return static_cast<uint32_t>(value);
   }
@@ -254,7 +234,7 @@ class Parser {
         return Unsupported("a set operation in a character class");
       }
       DI_ASSIGN_OR_RETURN(CodePointSet low, ClassMember());
-      const bool range = Peek() == '-' && Peek(1) != ']' && offset_ + 1 < pattern_.size();
+      const bool range = Peek() == '-' && Peek(1) != ']' && offset_ + 1 < text_.size();
       if (!range) {
         set.insert(set.end(), low.begin(), low.end());
         continue;
@@ -278,10 +258,10 @@ class Parser {
   }
 
   std::optional<uint32_t> Hex(size_t digits) {
-    if (offset_ + digits > pattern_.size()) return std::nullopt;
+    if (offset_ + digits > text_.size()) return std::nullopt;
     uint32_t value = 0;
     for (size_t i = 0; i < digits; ++i) {
-      const char c = pattern_[offset_ + i];
+      const char c = text_[offset_ + i];
       const int digit = c >= '0' && c <= '9'   ? c - '0'
                         : c >= 'a' && c <= 'f' ? c - 'a' + 10
                         : c >= 'A' && c <= 'F' ? c - 'A' + 10
@@ -295,7 +275,7 @@ class Parser {
 
   Result<CodePointSet> Escape(bool in_class) {
     const char kind = Peek(1);
-    if (offset_ + 1 >= pattern_.size()) return Wrong("it ends in a backslash");
+    if (offset_ + 1 >= text_.size()) return Wrong("it ends in a backslash");
     const auto one = [](uint32_t c) { return CodePointSet{{c, c}}; };
     if (kind >= '1' && kind <= '9') return Unsupported("a back reference");
     switch (kind) {
@@ -354,7 +334,7 @@ class Parser {
         if (!std::isalpha(static_cast<unsigned char>(Peek()))) {
           return Wrong("\"\\c\" needs a letter");
         }
-        return one(static_cast<uint32_t>(pattern_[offset_++]) % 32);
+        return one(static_cast<uint32_t>(text_[offset_++]) % 32);
       case 'u':
         return UnicodeEscape();
       default:
@@ -395,10 +375,8 @@ class Parser {
     return CodePointSet{{value, value}};
   }
 
-  std::string_view pattern_;
   PatternUse use_;
   GrammarTree* tree_;
-  size_t offset_ = 0;
 };
 
 }  // namespace

@@ -18,6 +18,7 @@
 #include "base/quoted.h"
 #include "grammar/decimal_ranges.h"
 #include "grammar/pattern.h"
+#include "text/chat_template.h"
 
 namespace deepinfer {
 namespace {
@@ -38,9 +39,8 @@ constexpr int64_t kMaxListedMultiples = 2'000;
 constexpr int64_t kMaxCountedStates = 4'000;
 constexpr int kMaxAlternativeDepth = 16;
 
-// Between the bars of the marker of tool calls, and with them.
+// Between the bars of the marker of tool calls.
 constexpr std::string_view kMarkerRest = "DSML";
-constexpr std::string_view kMarkerText = "｜DSML｜";
 
 enum Type : uint32_t {
   kNull = 1,
@@ -1464,7 +1464,7 @@ class Converter {
         const std::string* text = value.if_string();
         if (text == nullptr) {
           jsons->push_back(ValueText(value));
-        } else if (text->find(kMarkerText) != std::string::npos) {
+        } else if (text->find(kDsmlMarker) != std::string::npos) {
           return Unsupported(path, "a listed value contains the marker of calls");
         } else {
           texts->push_back(tree_->Literal(*text));
@@ -1820,7 +1820,7 @@ NodeId PlainTextToTree(GrammarTree* tree) {
 }
 
 bool IsMarkupName(std::string_view name) {
-  return name.find(kMarkerText) == std::string_view::npos &&
+  return name.find(kDsmlMarker) == std::string_view::npos &&
          std::none_of(name.begin(), name.end(), [](char c) {
            return c == '"' || static_cast<unsigned char>(c) < ' ' || c == '\x7F';
          });

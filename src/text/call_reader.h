@@ -10,8 +10,6 @@
 
 namespace deepinfer {
 
-inline constexpr std::string_view kCallMarker = "｜DSML｜";
-
 class CallReader {
  public:
   virtual ~CallReader() = default;

@@ -7,14 +7,13 @@
 #include "base/check.h"
 #include "base/utf8.h"
 #include "text/call_reader.h"
+#include "text/chat_template.h"
 #include "text/event_sink.h"
 #include "text/marker_matcher.h"
 #include "text/toolkit_calls.h"
 
 namespace deepinfer {
 namespace {
-
-constexpr std::string_view kEndOfThinking = "</think>";
 
 using Policy = OutputParserOptions::Policy;
 using Start = OutputParserOptions::Start;
@@ -60,13 +59,13 @@ class SectionMarkersBuilder {
       case Section::kReasoning:
         AddCalls();
         if (leading) AddLeadingNewline();
-        Add(Meaning::kThinkEnd, Special(kEndOfThinking, 0, true));
+        Add(Meaning::kThinkEnd, Special(kThinkEndMarker, 0, true));
         break;
       case Section::kContent:
         AddStops();
         AddCalls();
         if (leading) AddLeadingNewline();
-        Add(Meaning::kThinkEnd, Special(kEndOfThinking, 0, false));
+        Add(Meaning::kThinkEnd, Special(kThinkEndMarker, 0, false));
         break;
       case Section::kJsonProse:
         Add(Meaning::kFence, {.text = "```json\n"});
@@ -75,7 +74,7 @@ class SectionMarkersBuilder {
         Add(Meaning::kBracket, {.text = "["});
         AddCalls();
         if (leading) AddLeadingNewline();
-        Add(Meaning::kThinkEnd, Special(kEndOfThinking, 0, false));
+        Add(Meaning::kThinkEnd, Special(kThinkEndMarker, 0, false));
         break;
       case Section::kJson:
         AddStops();
@@ -113,7 +112,7 @@ class SectionMarkersBuilder {
   }
   void AddCalls() {
     if (!options_.tools) return;
-    const std::string marker(kCallMarker);
+    const std::string marker(kDsmlMarker);
     Add(Meaning::kCalls, Special("<" + marker, 1, true));
     if (options_.policy != Policy::kRecommended) return;
     Add(Meaning::kOrphanTail, Special("</" + marker, 2, true));
@@ -164,8 +163,8 @@ struct OutputParser::Impl {
       : options(std::move(options_in)), tokenizer(tokenizer_in) {
     std::erase(options.stop, "");
     if (tokenizer != nullptr) {
-      special_ids = {tokenizer->IdOf(kCallMarker), tokenizer->IdOf("<think>"),
-                     tokenizer->IdOf(kEndOfThinking)};
+      special_ids = {tokenizer->IdOf(kDsmlMarker), tokenizer->IdOf(kThinkBeginMarker),
+                     tokenizer->IdOf(kThinkEndMarker)};
     }
   }
 

@@ -16,6 +16,7 @@
 
 #include "base/json_value.h"
 #include "text/call_reader.h"
+#include "text/chat_template.h"
 #include "text/json_text.h"
 #include "text/marker_matcher.h"
 #include "text/output_parser.h"
@@ -234,7 +235,7 @@ class RecommendedCallReader final : public CallReader {
 
  private:
   static MarkerSet SetOfMarker(bool by_origin) {
-    Marker marker{.text = std::string(kCallMarker)};
+    Marker marker{.text = std::string(kDsmlMarker)};
     if (by_origin) marker.special_end = marker.text.size();
     return MarkerSet({std::move(marker)});
   }
@@ -414,12 +415,12 @@ class RecommendedCallReader final : public CallReader {
     if (in_tag_) EndTag(false, sink);
     if (region_ == Region::kDone) return;
     if (region_ == Region::kVendorCall) {
-      VendorText(kCallMarker, sink);
+      VendorText(kDsmlMarker, sink);
       // The machine ends a call at the marker of a closing tag.
       if (region_ == Region::kBlock) BeginTag(Opening::kClose, "</");
       return;
     }
-    Keep(kCallMarker);
+    Keep(kDsmlMarker);
     const auto take = [&](std::string_view end) {
       if (!text_.ends_with(end)) return false;
       text_.resize(text_.size() - end.size());
@@ -524,7 +525,7 @@ class RecommendedCallReader final : public CallReader {
       // No tag. The special token is no text either.
       std::string literal;
       if (!by_origin_) {
-        literal = before_ + std::string(kCallMarker);
+        literal = before_ + std::string(kDsmlMarker);
       } else if (opening_ == Opening::kSlash) {
         literal = before_;
       }

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "base/json_value.h"
+#include "text/chat_template.h"
 
 namespace deepinfer {
 namespace {
@@ -14,9 +15,9 @@ MarkerSet SetOf(bool by_origin, std::initializer_list<std::string_view> texts) {
   std::vector<Marker> markers;
   for (const std::string_view text : texts) {
     Marker marker{.text = std::string(text)};
-    if (const size_t at = text.find(kCallMarker); by_origin && at != std::string_view::npos) {
+    if (const size_t at = text.find(kDsmlMarker); by_origin && at != std::string_view::npos) {
       marker.special_begin = at;
-      marker.special_end = at + kCallMarker.size();
+      marker.special_end = at + kDsmlMarker.size();
     }
     markers.push_back(std::move(marker));
   }
