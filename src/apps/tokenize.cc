@@ -9,18 +9,9 @@
 #include "apps/jsonl.h"
 #include "apps/load_tokenizer.h"
 #include "apps/print.h"
-#include "base/check.h"
 
 namespace deepinfer {
 namespace {
-
-// One of the two options is given.
-Result<Tokenizer> NamedTokenizer(const TokenizeOptions& options) {
-  DI_ASSIGN_OR_RETURN(std::optional<Tokenizer> tokenizer,
-                      LoadTokenizer(options.model, options.tokenizer));
-  DI_CHECK(tokenizer.has_value());
-  return *std::move(tokenizer);
-}
 
 int Finish(const Result<int>& status) {
   return status.has_value() ? *status : PrintError(status.error());
@@ -30,7 +21,8 @@ int Finish(const Result<int>& status) {
 
 int RunTokenize(const TokenizeOptions& options) {
   CatchInterrupts();
-  const Result<Tokenizer> tokenizer = NamedTokenizer(options);
+  const Result<Tokenizer> tokenizer =
+      Tokenizer::Load(TokenizerPath(options.model, options.tokenizer));
   if (!tokenizer.has_value()) return PrintError(tokenizer.error());
   EncodeOptions encode;
   encode.parse_special = !options.no_special;
@@ -49,7 +41,8 @@ int RunTokenize(const TokenizeOptions& options) {
 
 int RunDetokenize(const TokenizeOptions& options) {
   CatchInterrupts();
-  const Result<Tokenizer> tokenizer = NamedTokenizer(options);
+  const Result<Tokenizer> tokenizer =
+      Tokenizer::Load(TokenizerPath(options.model, options.tokenizer));
   if (!tokenizer.has_value()) return PrintError(tokenizer.error());
   return Finish(ConvertLines(options.input, options.output, ParseIdsLine,
                              [&](const IdsLine& line, const LineId& id) -> Result<std::string> {
