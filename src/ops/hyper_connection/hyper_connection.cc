@@ -59,6 +59,7 @@ Status HcMix(const HcMixArgs& args, Stream& stream) {
   DI_RETURN_IF_ERROR(ExpectTensor(args.pre, DType::kF32, {rows, 4}, "HcMix", "pre"));
   DI_RETURN_IF_ERROR(ExpectTensor(args.post, DType::kF32, {rows, 4}, "HcMix", "post"));
   DI_RETURN_IF_ERROR(ExpectTensor(args.comb, DType::kF32, {rows, 16}, "HcMix", "comb"));
+  if (stream.device().kind == DeviceKind::kCuda) return cuda::HcMix(args, stream);
   if (UseReference(stream, width)) {
     stream.pool().ParallelFor(
         rows, [&](int64_t begin, int64_t end, int) { reference::HcMix(args, begin, end); });
@@ -85,6 +86,7 @@ Status HcCollapseNorm(const HcCollapseNormArgs& args, Stream& stream) {
                   fmt::format("HcCollapseNorm: hidden {} is not a multiple of 32.", hidden));
     }
   }
+  if (stream.device().kind == DeviceKind::kCuda) return cuda::HcCollapseNorm(args, stream);
   const bool use_reference = UseReference(stream, hidden);
   stream.pool().ParallelFor(rows, [&](int64_t begin, int64_t end, int) {
     if (use_reference) return reference::HcCollapseNorm(args, begin, end);
@@ -100,6 +102,7 @@ Status HcExpand(const HcExpandArgs& args, Stream& stream) {
   DI_RETURN_IF_ERROR(ExpectTensor(args.comb, DType::kF32, {rows, 16}, "HcExpand", "comb"));
   DI_RETURN_IF_ERROR(ExpectTensor(args.streams, DType::kBf16, {rows, kHcStreams, args.x.dim(1)},
                                   "HcExpand", "streams"));
+  if (stream.device().kind == DeviceKind::kCuda) return cuda::HcExpand(args, stream);
   if (UseReference(stream, args.x.dim(1))) {
     stream.pool().ParallelFor(
         rows, [&](int64_t begin, int64_t end, int) { reference::HcExpand(args, begin, end); });
@@ -109,6 +112,20 @@ Status HcExpand(const HcExpandArgs& args, Stream& stream) {
     });
   }
   return {};
+}
+
+Status HcBoundary(const HcBoundaryArgs& args, Stream& stream) {
+  const void* streams = args.mix.streams.data();
+  if (args.collapse.streams.data() != streams || !args.collapse.row_index.empty() ||
+      (!args.expand.x.empty() && args.expand.streams.data() != streams)) {
+    return Fail(Code::kInvalidArgument,
+                "HcBoundary: its parts must work on the same streams, all rows in order.",
+                "streams");
+  }
+  if (stream.device().kind == DeviceKind::kCuda) return cuda::HcBoundary(args, stream);
+  if (!args.expand.x.empty()) DI_RETURN_IF_ERROR(HcExpand(args.expand, stream));
+  DI_RETURN_IF_ERROR(HcMix(args.mix, stream));
+  return HcCollapseNorm(args.collapse, stream);
 }
 
 }  // namespace deepinfer
