@@ -20,6 +20,7 @@ int RunBenchOps(const BenchOpsOptions& options);
 
 struct BenchDecodeOptions {
   std::string model_dir;
+  std::string device = "auto";
   int threads = 0;      // 0: one per usable core
   int64_t batch = 1;    // sequences that decode together
   int64_t prompt = 64;  // tokens of each prompt (random ids)
@@ -33,6 +34,7 @@ int RunBenchDecode(const BenchDecodeOptions& options);
 
 struct BenchServeOptions {
   std::string model_dir;
+  std::string device = "auto";
   int threads = 0;  // 0: one per usable core
   // Requests that run at once, one measurement each.
   std::vector<int64_t> concurrency = {1, 32};
@@ -64,6 +66,7 @@ int RunBenchGrammar(const BenchGrammarOptions& options);
 
 struct BenchPrefillOptions {
   std::string model_dir;
+  std::string device = "auto";
   int threads = 0;        // 0: one per usable core
   int64_t tokens = 4096;  // of the prompt (random ids)
   int64_t chunk = 2048;   // rows of a step

@@ -12,6 +12,7 @@
 #include "base/cpu_features.h"
 #include "model/active_bytes.h"
 #include "ops/bench/ops_bench.h"
+#include "runtime/device_choice.h"
 #include "runtime/session.h"
 
 namespace deepinfer {
@@ -39,6 +40,7 @@ Result<DecodeResult> Measure(const BenchDecodeOptions& options) {
   DI_RETURN_IF_ERROR(LoadConfigForContext(options.model_dir, options.prompt + 1 + options.tokens,
                                           "--prompt and --tokens"));
   ExecutorOptions executor_options;
+  DI_ASSIGN_OR_RETURN(executor_options.device, ChooseDevice(options.device));
   executor_options.model_dir = options.model_dir;
   executor_options.num_threads = options.threads;
   executor_options.max_sequences = options.batch;

@@ -124,6 +124,27 @@ void AddMakeCheckpointCommand(CLI::App& app, int& status) {
   });
 }
 
+void AddDeviceName(CLI::App* command, std::string& device) {
+  command
+      ->add_option("--device", device,
+                   "cpu, cuda:N, or auto: the first CUDA device if there is one, else the CPU")
+      ->capture_default_str();
+}
+
+void AddDevice(CLI::App* command, LLMOptions& llm) {
+  AddDeviceName(command, llm.device);
+  command
+      ->add_option_function<std::string>(
+          "--engram-memory",
+          [&llm](const std::string& name) { llm.engram_on_device = name == "device"; },
+          "Where the Engram tables of a CUDA device are: host (page-locked), or device; no output "
+          "changes")
+      ->check(OneOf({"host", "device"}))
+      ->default_str("host");
+  command->add_flag("!--no-cuda-graphs", llm.cuda_graphs,
+                    "Launch decoding steps kernel by kernel; no output changes");
+}
+
 void AddThreads(CLI::App* command, LLMOptions& llm) {
   command->add_option("--threads", llm.num_threads, "0: one per processor")
       ->check(CLI::Range(0, LLMOptions::kMaxThreads))
@@ -150,6 +171,7 @@ void AddModelOptions(CLI::App* command, LLMOptions& llm) {
           "production: as the published engine rounds; reference: as the vendor's small program")
       ->check(OneOf({"production", "reference"}))
       ->default_str("production");
+  AddDevice(command, llm);
   AddThreads(command, llm);
 }
 
@@ -564,6 +586,7 @@ void AddBenchCommand(CLI::App& app, int& status) {
   CLI::App* decode_command =
       command->add_subcommand("decode", "Time whole-model decode against the bandwidth bound");
   decode_command->add_option("--model", decode->model_dir, "Checkpoint directory")->required();
+  AddDeviceName(decode_command, decode->device);
   decode_command->add_option("--threads", decode->threads, "0: one per processor")
       ->check(CLI::Range(0, 1024))
       ->capture_default_str();
@@ -584,6 +607,7 @@ void AddBenchCommand(CLI::App& app, int& status) {
   CLI::App* prefill_command =
       command->add_subcommand("prefill", "Time whole-model prefill of one prompt");
   prefill_command->add_option("--model", prefill->model_dir, "Checkpoint directory")->required();
+  AddDeviceName(prefill_command, prefill->device);
   prefill_command->add_option("--threads", prefill->threads, "0: one per processor")
       ->check(CLI::Range(0, 1024))
       ->capture_default_str();
@@ -615,6 +639,7 @@ void AddBenchCommand(CLI::App& app, int& status) {
   CLI::App* serve_command = command->add_subcommand(
       "serve", "Time the whole engine by the number of requests that run at once");
   serve_command->add_option("--model", serve->model_dir, "Checkpoint directory")->required();
+  AddDeviceName(serve_command, serve->device);
   serve_command->add_option("--threads", serve->threads, "0: one per processor")
       ->check(CLI::Range(0, 1024))
       ->capture_default_str();

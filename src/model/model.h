@@ -10,6 +10,7 @@
 #include "model/layer_trace.h"
 #include "model/model_weights.h"
 #include "model/step_batch.h"
+#include "ops/hyper_connection/hyper_connection.h"
 #include "ops/numerics.h"
 #include "tensor/stream.h"
 
@@ -41,10 +42,17 @@ class Model {
   // Goes on with batch.kept_rows only; what is needed of them is moved to `scratch`.
   Status KeepRows(Step& step, ScratchScope& scratch, Stream& stream) const;
   Status CompressKeys(int64_t layer, Step& step, Stream& stream) const;
-  Status SelectEntries(int64_t layer, Step& step, Stream& stream) const;
+  Status SelectEntries(int64_t layer, const TensorView& q, const TensorView& weights, Step& step,
+                       Stream& stream) const;
   Status MixtureOfExperts(int64_t layer, Step& step, Stream& stream) const;
   Status AddEngram(int64_t layer, Step& step, Stream& stream) const;
-  Status Collapse(const TensorView& pre, const TensorView& norm, Step& step, Stream& stream) const;
+  HcMixArgs MixArgs(const HcWeights& hc, const Step& step) const;
+  HcCollapseNormArgs CollapseArgs(const TensorView& norm, const Step& step) const;
+  // Adds a sub-layer's output to the streams, if there is one that has not been added.
+  Status Expand(Step& step, Stream& stream) const;
+  // The same, and the input of the next sub-layer.
+  Status EnterSubLayer(const HcWeights& hc, const TensorView& norm, Step& step,
+                       Stream& stream) const;
   Status RecordLayer(int64_t layer, const Step& step, LayerTrace& trace, Stream& stream) const;
 
   ModelConfig config_;

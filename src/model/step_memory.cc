@@ -134,12 +134,14 @@ class Counter {
     const int64_t rows = s_.rows;
     const int64_t wide = c_.num_attention_heads * c_.head_dim;
     Bf16(rows * c_.q_lora_rank);
-    Linear(rows, c_.hidden_size);
-    Bf16(rows * wide);
-    Linear(rows, c_.q_lora_rank);
     Bf16(rows * c_.head_dim);
-    Linear(rows, c_.hidden_size);
     count_.Add(rows * Q8RecordBytes(c_.head_dim));
+    Bf16(rows * wide);
+    if (!c_.index_source_layer_ids.empty()) {
+      Bf16(rows * c_.index_n_heads * c_.index_head_dim);
+      Bf16(rows * c_.index_n_heads);
+    }
+    Linear(rows, std::max(c_.hidden_size, c_.q_lora_rank));
     if (!c_.index_source_layer_ids.empty()) count_.Scope([&] { SelectEntries(); });
     Bf16(rows * wide);
     count_.Scope([&] {
@@ -166,10 +168,6 @@ class Counter {
     const int64_t rows = s_.rows;
     const int64_t heads = c_.index_n_heads;
     const int64_t channels = c_.index_head_dim;
-    Bf16(rows * heads * channels);
-    Linear(rows, c_.q_lora_rank);
-    Bf16(rows * heads);
-    Linear(rows, c_.hidden_size);
     // Rows run in waves that hold so many scores, or those of one row.
     const int64_t scores = (s_.context + kTileKeys - 1) / kTileKeys * kTileKeys;
     count_.Add(std::min(rows * scores, std::max(scores, kWaveScores)) * kWordBytes);

@@ -122,6 +122,8 @@ MemoryPlan PlanMemory(const ModelConfig& config, const MemoryRequest& request) {
   MemoryPlan plan;
   plan.memory_bytes = request.memory_bytes;
   plan.weights = gpu ? GpuWeightMemory(config, request.gpu_ranks) : CpuWeightMemory(config);
+  if (gpu && request.engram_on_host)
+    plan.weights.resident[static_cast<size_t>(TensorGroup::kEngramTable)] = 0;
   plan.num_slots = request.max_sequences;
   plan.history_tokens = config.sliding_window - 1 + request.rollback_tokens;
 

@@ -26,8 +26,9 @@ tl::unexpected<Error> Failure(const char* call, cudaError_t status) {
                   fmt::format("The device's memory does not suffice: {} ({}).",
                               cudaGetErrorString(status), call));
     default:
-      return Fail(Code::kInternal, fmt::format("CUDA call {} failed: {} ({}).", call,
-                                               cudaGetErrorString(status), cudaGetErrorName(status)));
+      return Fail(Code::kInternal,
+                  fmt::format("CUDA call {} failed: {} ({}).", call, cudaGetErrorString(status),
+                              cudaGetErrorName(status)));
   }
 }
 
@@ -36,10 +37,10 @@ Status ToStatus(const char* call, cudaError_t status) {
   return Failure(call, status);
 }
 
-#define DI_CUDA_RETURN_IF_ERROR(call)                                     \
-  do {                                                                    \
+#define DI_CUDA_RETURN_IF_ERROR(call)                                               \
+  do {                                                                              \
     if (const cudaError_t di_cuda_status_ = (call); di_cuda_status_ != cudaSuccess) \
-      return Failure(#call, di_cuda_status_);                             \
+      return Failure(#call, di_cuda_status_);                                       \
   } while (false)
 
 cudaStream_t ToStream(void* stream) {
@@ -146,8 +147,8 @@ Status CopyOnDevice(const void* source, void* target, int64_t bytes, void* strea
 }
 Status FillBytes(void* target, uint8_t value, int64_t bytes, void* stream) {
   if (bytes == 0) return {};
-  return ToStatus("cudaMemsetAsync", cudaMemsetAsync(target, value, static_cast<size_t>(bytes),
-                                                     ToStream(stream)));
+  return ToStatus("cudaMemsetAsync",
+                  cudaMemsetAsync(target, value, static_cast<size_t>(bytes), ToStream(stream)));
 }
 
 Result<void*> CreateEvent(int device) {
@@ -174,6 +175,9 @@ Result<float> ElapsedMilliseconds(void* begin, void* end) {
   return milliseconds;
 }
 
+bool RecordsGraphs() {
+  return true;
+}
 Status BeginCapture(void* stream) {
   return ToStatus("cudaStreamBeginCapture",
                   cudaStreamBeginCapture(ToStream(stream), cudaStreamCaptureModeThreadLocal));

@@ -61,6 +61,7 @@ Result<float> ElapsedMilliseconds(void* begin, void* end);
 
 // Between Begin and End, work of the stream (and of streams that wait for its events) is recorded
 // instead of run. The result can be launched any number of times.
+bool RecordsGraphs();  // false where the functions below are not supported
 Status BeginCapture(void* stream);
 Result<void*> EndCapture(void* stream);
 void DestroyGraph(void* graph) noexcept;

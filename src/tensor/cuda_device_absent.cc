@@ -64,6 +64,9 @@ Status SynchronizeEvent(void*) {
 Result<float> ElapsedMilliseconds(void*, void*) {
   return Absent();
 }
+bool RecordsGraphs() {
+  return false;
+}
 Status BeginCapture(void*) {
   return Absent();
 }

@@ -97,6 +97,9 @@ Result<float> ElapsedMilliseconds(void* begin, void* end) {
                                                   *static_cast<Clock::time_point*>(begin))
       .count();
 }
+bool RecordsGraphs() {
+  return false;
+}
 Status BeginCapture(void*) {
   return Fail(Code::kUnsupported, "The emulated device records no graphs.");
 }
