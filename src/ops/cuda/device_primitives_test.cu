@@ -56,7 +56,7 @@ class DeviceVector {
   Stream& stream_;
 };
 
-class EmulationTest : public testing::CudaTest {
+class DevicePrimitivesTest : public testing::CudaTest {
  protected:
   template <class... Parameters, class... Arguments>
   void Run(void (*kernel)(Parameters...), const LaunchConfig& config, Arguments... arguments) {
@@ -120,7 +120,7 @@ __global__ void SumBlock(const int* values, int* sums) {
   if (threadIdx.x == 0) sums[blockIdx.x] = sum;
 }
 
-TEST_F(EmulationTest, ABlockAddsItsValuesByShuffles) {
+TEST_F(DevicePrimitivesTest, ABlockAddsItsValuesByShuffles) {
   constexpr int kBlocks = 100;
   std::vector<int> values(kBlocks * 256);
   for (size_t i = 0; i < values.size(); ++i) values[i] = static_cast<int>(i * i % 1009);
@@ -155,7 +155,7 @@ __global__ void UseWarpFunctions(uint32_t* out) {
   put(static_cast<uint32_t>(__syncthreads_count(lane < 10)));
 }
 
-TEST_F(EmulationTest, WarpFunctionsGiveWhatTheirDefinitionsSay) {
+TEST_F(DevicePrimitivesTest, WarpFunctionsGiveWhatTheirDefinitionsSay) {
   const DeviceVector<uint32_t> out(10 * 32, stream());
   Run(UseWarpFunctions, {.grid = {1}, .block = 32}, out.data());
   const std::vector<uint32_t> found = out.Download();
@@ -231,7 +231,7 @@ __global__ void SumThroughRing(const float* values, float* sums) {
   }
 }
 
-TEST_F(EmulationTest, ARingOfBulkCopiesDeliversEveryPiece) {
+TEST_F(DevicePrimitivesTest, ARingOfBulkCopiesDeliversEveryPiece) {
   const std::vector<float> values = Integers(kPieces * kPieceFloats, 1, 100);
   std::vector<float> expected(32, 0.0f);
   for (size_t i = 0; i < values.size(); ++i) expected[i % 32] += values[i];
@@ -257,7 +257,7 @@ __global__ void CopyInGroups(const uint4* in, uint4* out, int count) {
   out[64 + thread] = stage[127 - thread];
 }
 
-TEST_F(EmulationTest, AsynchronousCopiesArriveAndFillWithZeros) {
+TEST_F(DevicePrimitivesTest, AsynchronousCopiesArriveAndFillWithZeros) {
   constexpr int kCount = 100;
   std::vector<uint32_t> values(kCount * 4);
   for (size_t i = 0; i < values.size(); ++i) values[i] = static_cast<uint32_t>(i + 1);
@@ -295,7 +295,7 @@ __global__ void SumCluster(float* sums) {
   ClusterSync();
 }
 
-TEST_F(EmulationTest, ABlockReadsTheSharedMemoryOfItsCluster) {
+TEST_F(DevicePrimitivesTest, ABlockReadsTheSharedMemoryOfItsCluster) {
   const DeviceVector<float> sums(8 * 32, stream());
   Run(SumCluster, {.grid = {8}, .block = 32, .shared_bytes = 128, .cluster = 4}, sums.data());
   std::vector<float> expected(8 * 32);
@@ -319,7 +319,7 @@ __global__ void ConvertNumbers(const float* x, uint32_t* pairs, uint16_t* codes,
   codes[i] = FloatsToE4M3x2(x[i], -x[i]);
 }
 
-TEST_F(EmulationTest, ConversionsRoundToNearestEven) {
+TEST_F(DevicePrimitivesTest, ConversionsRoundToNearestEven) {
   std::vector<float> values = {
       0.0f,    -0.0f,    448.0f,   449.0f,    464.0f,  1e9f,
       0x1p-9f, 0x1p-10f, 0x3p-11f, 0x1p-130f, 3.3e38f, std::numeric_limits<float>::infinity()};
@@ -351,7 +351,7 @@ __global__ void MultiplyPairs(const uint32_t* a, const uint32_t* b, uint32_t* pr
   products[i] = MulBf16x2(a[i], b[i]);
 }
 
-TEST_F(EmulationTest, ProductsOfPairsAreRoundedOnce) {
+TEST_F(DevicePrimitivesTest, ProductsOfPairsAreRoundedOnce) {
   std::vector<uint32_t> a;
   std::vector<uint32_t> b;
   std::mt19937 generator(6);
@@ -411,7 +411,7 @@ __global__ void MultiplyBf16(const uint16_t* a, const uint16_t* b, float* d) {
   for (int i = 0; i < 4; ++i) d[(lane / 4 + 8 * (i / 2)) * 8 + 2 * (lane % 4) + i % 2] = sums[i];
 }
 
-TEST_F(EmulationTest, MmaOfFragmentsFromLdmatrixIsAProduct) {
+TEST_F(DevicePrimitivesTest, MmaOfFragmentsFromLdmatrixIsAProduct) {
   const std::vector<float> a = Integers(16 * 64, 11, 9);
   const std::vector<float> b = Integers(8 * 64, 12, 9);
   const DeviceVector<uint16_t> left(ToBf16(a), stream());
@@ -444,7 +444,7 @@ std::vector<uint8_t> ToE4M3(const std::vector<float>& values) {
   return codes;
 }
 
-TEST_F(EmulationTest, MmaOfE4M3CodesIsAProduct) {
+TEST_F(DevicePrimitivesTest, MmaOfE4M3CodesIsAProduct) {
   const std::vector<float> a = Integers(16 * 32, 13, 8);
   const std::vector<float> b = Integers(8 * 32, 14, 8);
   const DeviceVector<uint8_t> left(ToE4M3(a), stream());
@@ -586,10 +586,10 @@ __global__ void __launch_bounds__(128)
     d[(g + 8 * (i % 4 / 2)) * kN + i / 4 * 8 + 2 * t + i % 2] = sums[i];
 }
 
-class WarpgroupEmulationTest : public EmulationTest {
+class WarpgroupPrimitivesTest : public DevicePrimitivesTest {
  protected:
   void SetUp() override {
-    EmulationTest::SetUp();
+    DevicePrimitivesTest::SetUp();
     if (!IsSkipped() && stream().compute_major() != 9)
       GTEST_SKIP() << "This device has no warpgroup matrix instructions.";
   }
@@ -629,7 +629,7 @@ std::vector<uint8_t> Bytes(const std::vector<T>& values) {
 constexpr Swizzle kSwizzles[4] = {Swizzle::kNone, Swizzle::k32Bytes, Swizzle::k64Bytes,
                                   Swizzle::k128Bytes};
 
-TEST_F(WarpgroupEmulationTest, EverySwizzleAndSourceOfOperandsGivesTheProduct) {
+TEST_F(WarpgroupPrimitivesTest, EverySwizzleAndSourceOfOperandsGivesTheProduct) {
   constexpr int kN = 128;
   const std::vector<float> a = Integers(64 * 64, 21, 9);
   const std::vector<float> b = Integers(kN * 64, 22, 9);
@@ -649,7 +649,7 @@ TEST_F(WarpgroupEmulationTest, EverySwizzleAndSourceOfOperandsGivesTheProduct) {
   }
 }
 
-TEST_F(WarpgroupEmulationTest, NarrowAndWideTilesGiveTheProduct) {
+TEST_F(WarpgroupPrimitivesTest, NarrowAndWideTilesGiveTheProduct) {
   const std::vector<float> a = Integers(64 * 64, 23, 9);
   const std::vector<float> b = Integers(256 * 64, 24, 9);
   const std::vector<uint16_t> rows = ToBf16(a);
@@ -670,7 +670,7 @@ TEST_F(WarpgroupEmulationTest, NarrowAndWideTilesGiveTheProduct) {
   check.operator()<256>();
 }
 
-TEST_F(WarpgroupEmulationTest, E4M3OperandsGiveTheProduct) {
+TEST_F(WarpgroupPrimitivesTest, E4M3OperandsGiveTheProduct) {
   constexpr int kN = 64;
   const std::vector<float> a = Integers(64 * 128, 25, 8);
   const std::vector<float> b = Integers(kN * 128, 26, 8);
@@ -680,7 +680,7 @@ TEST_F(WarpgroupEmulationTest, E4M3OperandsGiveTheProduct) {
             Product(a, b, 64, kN, 128));
 }
 
-TEST_F(WarpgroupEmulationTest, MmaOfAWarpAndOfAWarpgroupGiveTheSameBits) {
+TEST_F(WarpgroupPrimitivesTest, MmaOfAWarpAndOfAWarpgroupGiveTheSameBits) {
   constexpr int kN = 64;
   const std::vector<float> a = Normals(64 * 64, 27);
   const std::vector<float> b = Normals(kN * 64, 28);
@@ -729,7 +729,7 @@ __global__ void WriteBehindSharedMemory() {
   DynamicShared<unsigned char>()[100] = 0;
 }
 
-using EmulationDeathTest = EmulationTest;
+using EmulationDeathTest = DevicePrimitivesTest;
 
 TEST_F(EmulationDeathTest, ADeadlockEndsWithTheKernelsNameAndWhoWaits) {
   EXPECT_DEATH(Run(WaitForNobody, {.grid = {1}, .block = 64}),
