@@ -1,6 +1,6 @@
 // Device primitives for kernels, on the CPU: the interface of src/ops/cuda/native/device.cuh, for
-// tests without a GPU; keep the two in step. Copies happen at once. See fibers.h for what the
-// emulation shows and what it does not.
+// tests without a GPU; keep the two in step. See fibers.h for what the emulation shows and what it
+// does not.
 #pragma once
 
 #include <bit>
@@ -40,6 +40,16 @@ Status Launch(const char* name, void (*kernel)(Parameters...), const LaunchConfi
         std::apply(thread_call.kernel, thread_call.parameters);
       },
       &call);
+}
+
+// As many as the number of multiprocessors that the emulated device reports has room for.
+template <class... Parameters>
+Result<int> MaxActiveClusters(const char* name, void (*)(Parameters...),
+                              const LaunchConfig& config) {
+  LaunchConfig one = config;
+  one.grid = {.x = static_cast<uint32_t>(config.cluster)};
+  DI_RETURN_IF_ERROR(emulated::CheckShape(name, one));
+  return 4;
 }
 
 inline void WaitForPreviousKernel() {}
@@ -113,6 +123,10 @@ inline float Exp2(float x) {
   const float y = ::exp2f(x);
   return y < FLT_MIN ? 0.0f : y;
 }
+inline float Reciprocal(float x) {
+  const float y = 1.0f / (::fabsf(x) < FLT_MIN ? ::copysignf(0.0f, x) : x);
+  return ::fabsf(y) < FLT_MIN ? ::copysignf(0.0f, y) : y;
+}
 inline uint16_t FloatsToE4M3x2(float low, float high) {
   const auto convert = [](float x) -> uint32_t { return x != x ? 0x7fu : F32ToE4M3(x); };
   return static_cast<uint16_t>(convert(low) | (convert(high) << 8));
@@ -133,19 +147,18 @@ inline uint32_t SharedAddress(const void* shared) {
 inline void CopyAsync16OrZero(void* shared, const void* global, bool valid) {
   emulated::CheckAligned(shared, 16, "CopyAsync16 to shared");
   emulated::CheckAligned(global, 16, "CopyAsync16 from global");
-  if (valid) {
-    std::memcpy(shared, global, 16);
-  } else {
-    std::memset(shared, 0, 16);
-  }
+  emulated::StartCopy(shared, valid ? global : nullptr);
 }
 inline void CopyAsync16(void* shared, const void* global) {
   CopyAsync16OrZero(shared, global, true);
 }
-inline void CommitCopies() {}
+inline void CommitCopies() {
+  emulated::CommitCopyGroup();
+}
 template <int kPending>
 inline void WaitCopies() {
   static_assert(kPending >= 0);
+  emulated::WaitForCopyGroups(kPending);
 }
 
 using Barrier = uint64_t;
@@ -160,7 +173,7 @@ inline void BarrierArriveExpect(Barrier* barrier, uint32_t bytes) {
   emulated::AddToBarrier(barrier, 1, -static_cast<int64_t>(bytes), "BarrierArriveExpect");
 }
 inline void BarrierArriveOnCopies(Barrier* barrier) {
-  emulated::AddToBarrier(barrier, 1, 0, "BarrierArriveOnCopies");
+  emulated::ArriveOnCopies(barrier);
 }
 inline void BarrierWait(Barrier* barrier, uint32_t parity) {
   emulated::WaitForBarrier(barrier, parity);
@@ -169,8 +182,7 @@ inline void BulkCopy(void* shared, const void* global, uint32_t bytes, Barrier* 
   emulated::CheckAligned(shared, 16, "BulkCopy to shared");
   emulated::CheckAligned(global, 16, "BulkCopy from global");
   if (bytes == 0 || bytes % 16 != 0) emulated::KernelFailed("BulkCopy of %u bytes", bytes);
-  std::memcpy(shared, global, bytes);
-  emulated::AddToBarrier(barrier, 0, bytes, "BulkCopy");
+  emulated::StartBulkCopy(shared, global, bytes, barrier);
 }
 inline void FenceAsyncProxy() {}
 
@@ -181,7 +193,18 @@ inline uint32_t ClusterRank() {
   return emulated::RankInCluster();
 }
 inline void ClusterSync() {
-  emulated::GroupBarrier("ClusterSync");
+  emulated::ArriveAtGroupBarrier("ClusterSync");
+  emulated::WaitForGroupBarrier("ClusterSync");
+}
+inline void ClusterArrive() {
+  emulated::ArriveAtGroupBarrier("ClusterArrive");
+}
+inline void ClusterWait() {
+  emulated::WaitForGroupBarrier("ClusterWait");
+}
+inline void StoreClusterFloat(float* shared, uint32_t rank, float value) {
+  emulated::CheckAligned(shared, 4, "StoreClusterFloat");
+  *static_cast<float*>(emulated::ClusterPeer(shared, rank)) = value;
 }
 inline float LoadClusterFloat(const float* shared, uint32_t rank) {
   emulated::CheckAligned(shared, 4, "LoadClusterFloat");
@@ -204,6 +227,16 @@ inline void LoadMatrix4Transposed(uint32_t (&r)[4], const void* shared) {
   emulated::CheckAligned(shared, 16, "LoadMatrix4Transposed");
   emulated::WarpLoad load{r, shared};
   emulated::WarpCollective("LoadMatrix4Transposed", &load, &emulated::RunWarpLoadTransposed);
+}
+inline void StoreMatrix4(void* shared, const uint32_t (&r)[4]) {
+  emulated::CheckAligned(shared, 16, "StoreMatrix4");
+  emulated::WarpStore store{r, shared};
+  emulated::WarpCollective("StoreMatrix4", &store, &emulated::RunWarpStore);
+}
+inline void StoreMatrix4Transposed(void* shared, const uint32_t (&r)[4]) {
+  emulated::CheckAligned(shared, 16, "StoreMatrix4Transposed");
+  emulated::WarpStore store{r, shared};
+  emulated::WarpCollective("StoreMatrix4Transposed", &store, &emulated::RunWarpStoreTransposed);
 }
 inline void MmaBf16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
   emulated::WarpMma mma{d, a, b};

@@ -5,11 +5,13 @@
 
 #include <sys/mman.h>
 
+#include <array>
 #include <bit>
 #include <condition_variable>
 #include <cstdarg>
 #include <cstdio>
 #include <cstdlib>
+#include <deque>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -17,6 +19,7 @@
 #include <vector>
 
 #include "base/check.h"
+#include "ops/cuda/emulated/matrix.h"
 
 #ifndef __x86_64__
 #error "The emulation of CUDA kernels switches stacks in x86-64 assembly."
@@ -59,6 +62,12 @@ constexpr int64_t kMaxIdleYields = 100'000'000;
 
 struct Block;
 
+struct PendingCopy {
+  void* shared;
+  const void* global;  // null: zeros
+  uint32_t group;
+};
+
 struct Fiber {
   Block* block = nullptr;
   void* stack_pointer = nullptr;
@@ -67,6 +76,13 @@ struct Fiber {
   const char* waits_for = nullptr;  // null: can run, or has ended
   uint64_t detail = 0;              // barrier id, mask or address, for messages
   bool ended = false;
+  bool in_group_barrier = false;  // has arrived, has not waited
+  uint32_t group_round = 0;       // the round of the group's barrier in which it has arrived
+
+  // Copies of 16 bytes that have not been made yet, with their groups.
+  std::vector<PendingCopy> copies;
+  uint32_t copy_groups = 0;  // that were committed
+  uint32_t mma_groups = 0;
 };
 
 // Fibers in the order in which they will run; each is in it at most once.
@@ -89,6 +105,13 @@ class ReadyQueue {
   Fiber* slots_[kMaxThreads];
   uint32_t begin_ = 0;
   uint32_t end_ = 0;
+};
+
+// The barrier of a cluster, whose two halves can be apart.
+struct GroupBarrierState {
+  int pending = 0;  // threads that have neither arrived nor returned
+  uint32_t round = 0;
+  std::vector<Fiber*> waiting;
 };
 
 struct NamedBarrier {
@@ -123,6 +146,21 @@ struct Collective {
   Fiber* waiting[128] = {};
 };
 
+struct PendingBulkCopy {
+  void* shared;
+  const void* global;
+  uint32_t bytes;
+  uint64_t* barrier;
+};
+
+// An instruction of a warpgroup that has been issued but not run.
+struct PendingMma {
+  uint32_t group;
+  void (*action)(void* const*);
+  std::array<WarpgroupMma, 128> arguments;
+  std::array<std::array<uint32_t, 4>, 128> registers;
+};
+
 struct BarrierWaiter {
   const uint64_t* barrier;
   uint32_t parity;
@@ -140,6 +178,7 @@ struct Block {
   Fiber* current = nullptr;
   void* scheduler_stack = nullptr;
   ReadyQueue ready;
+  bool late = false;        // copies and warpgroup instructions run when they are waited for
   int64_t idle_yields = 0;  // since a fiber last did anything else
   bool pass_turn = false;
 
@@ -148,6 +187,8 @@ struct Block {
   std::vector<Collective> warp_collectives;
   std::vector<Collective> warpgroup_collectives;
   std::vector<BarrierWaiter> barrier_waiters;
+  std::vector<PendingBulkCopy> bulk_copies;
+  std::vector<std::deque<PendingMma>> pending_mmas;  // by warpgroup
 
   unsigned char* shared = nullptr;
   int shared_bytes = 0;
@@ -213,7 +254,7 @@ void WaitFor(Block* block, const char* what, uint64_t detail) {
 }
 
 // ---- Blocks that run together
-// ---------------------------------------------------------------------
+// --------------------------------------------------------------------
 
 // One launch's blocks that can wait for each other, one at a time on its thread of the host. A
 // block has its turn until none of its fibers can run.
@@ -226,6 +267,7 @@ class Group {
         thread(body),
         arguments(body_arguments) {
     blocks.resize(static_cast<size_t>(count));
+    barrier.pending = live;
   }
 
   const char* kernel;
@@ -235,7 +277,7 @@ class Group {
   void* arguments;
   bool cooperative = false;
   std::vector<Block*> blocks;
-  NamedBarrier barrier;
+  GroupBarrierState barrier;
 
   // Runs the fibers of `block` whenever it is its turn, until all blocks have ended.
   void RunBlock(Block* block);
@@ -329,6 +371,24 @@ void ReleaseBarrier(NamedBarrier* barrier) {
   barrier->waiting.clear();
 }
 
+void CountGroupArrival(Group* group) {
+  GroupBarrierState& barrier = group->barrier;
+  if (--barrier.pending > 0) return;
+  barrier.pending = group->live;
+  ++barrier.round;
+  for (Fiber* fiber : barrier.waiting) MakeReady(fiber);
+  barrier.waiting.clear();
+}
+
+// The hardware goes on copying into memory that another block may have by then.
+void CheckNothingPending(const Block& block) {
+  if (!block.bulk_copies.empty())
+    KernelFailed("the block ends before a BulkCopy that nobody has waited for");
+  for (const std::deque<PendingMma>& mmas : block.pending_mmas)
+    if (!mmas.empty())
+      KernelFailed("the block ends before a WarpgroupMma that nobody has waited for");
+}
+
 // A thread that has returned is missed by nobody who waits for all that are left.
 void EndFiber(Block* block) {
   Fiber* fiber = block->current;
@@ -342,8 +402,11 @@ void EndFiber(Block* block) {
       CompleteExchange(block, &exchange);
   NamedBarrier& all = block->barriers[0];
   if (all.arrived > 0 && all.threads == 0 && all.arrived == block->live) ReleaseBarrier(&all);
-  NamedBarrier& cluster = block->group->barrier;
-  if (--block->group->live == cluster.arrived && cluster.arrived > 0) ReleaseBarrier(&cluster);
+  --block->group->live;
+  const bool has_arrived =
+      fiber->in_group_barrier && fiber->group_round == block->group->barrier.round;
+  if (!has_arrived) CountGroupArrival(block->group);
+  if (block->live == 0) CheckNothingPending(*block);
   Leave(block);
 }
 
@@ -398,10 +461,12 @@ void CheckSharedMemoryEnd(const char* kernel, const Block& block) {
   }
 }
 
-void Prepare(Block* block, Group* group, uint32_t rank, uint3 index, const LaunchConfig& config) {
+void Prepare(Block* block, Group* group, uint32_t rank, uint3 index, bool late,
+             const LaunchConfig& config) {
   block->group = group;
   block->rank = rank;
   block->index = index;
+  block->late = late;
   const int threads = config.block;
   block->fibers.resize(static_cast<size_t>(threads));
   block->live = threads;
@@ -416,10 +481,12 @@ void Prepare(Block* block, Group* group, uint32_t rank, uint3 index, const Launc
     barrier.waiting.clear();
   }
   block->barrier_waiters.clear();
+  block->bulk_copies.clear();
   const size_t warps = static_cast<size_t>((threads + 31) / 32);
   block->warps.resize(warps);
   block->warp_collectives.assign(warps, Collective());
   block->warpgroup_collectives.assign((warps + 3) / 4, Collective());
+  block->pending_mmas.resize((warps + 3) / 4);
   for (size_t i = 0; i < warps; ++i) {
     const int lanes = std::min(32, threads - static_cast<int>(i) * 32);
     block->warps[i].live = lanes == 32 ? 0xffffffffu : (1u << lanes) - 1u;
@@ -434,8 +501,13 @@ void Prepare(Block* block, Group* group, uint32_t rank, uint3 index, const Launc
     fiber.thread_index = {static_cast<unsigned int>(i), 0, 0};
     fiber.detail = 0;
     fiber.ended = false;
-    MakeReady(&fiber);
+    fiber.in_group_barrier = false;
+    fiber.copies.clear();
+    fiber.copy_groups = 0;
+    fiber.mma_groups = 0;
   }
+  for (int i = 0; i < threads; ++i)
+    MakeReady(&block->fibers[static_cast<size_t>(late ? threads - 1 - i : i)]);
 }
 
 Block* RunningBlock(const char* what) {
@@ -445,6 +517,8 @@ Block* RunningBlock(const char* what) {
   }
   return current_block;
 }
+
+}  // namespace
 
 Status CheckShape(const char* name, const LaunchConfig& config) {
   const auto invalid = [&](const char* problem) -> Status {
@@ -469,8 +543,6 @@ Status CheckShape(const char* name, const LaunchConfig& config) {
   return {};
 }
 
-}  // namespace
-
 Status RunGrid(const char* name, const LaunchConfig& config, void (*thread)(void*),
                void* arguments) {
   DI_RETURN_IF_ERROR(CheckShape(name, config));
@@ -480,6 +552,8 @@ Status RunGrid(const char* name, const LaunchConfig& config, void (*thread)(void
   if (current_block != nullptr) KernelFailed("a kernel launches the kernel '%s'", name);
 
   thread_local std::vector<std::unique_ptr<Block>> blocks;
+  thread_local uint64_t launches = 0;
+  ++launches;
   while (blocks.size() < static_cast<size_t>(group_size))
     blocks.push_back(std::make_unique<Block>());
 
@@ -495,7 +569,8 @@ Status RunGrid(const char* name, const LaunchConfig& config, void (*thread)(void
                            static_cast<unsigned int>(flat / grid.x / grid.y)};
       Block* block = blocks[static_cast<size_t>(i)].get();
       group.blocks[static_cast<size_t>(i)] = block;
-      Prepare(block, &group, static_cast<uint32_t>(i), index, config);
+      const bool late = (flat + launches) % 2 != 0;
+      Prepare(block, &group, static_cast<uint32_t>(i), index, late, config);
     }
     const auto run = [&](int i) {
       blockDim = block_shape;
@@ -567,7 +642,7 @@ const unsigned char* SharedMemoryAt(uint32_t address, uint32_t bytes, const char
   return block->shared + offset;
 }
 
-const void* ClusterPeer(const void* shared, uint32_t rank) {
+void* ClusterPeer(const void* shared, uint32_t rank) {
   const Block* block = RunningBlock("an access to the cluster");
   if (block->group->cooperative) KernelFailed("an access to a cluster in a cooperative launch");
   if (rank >= static_cast<uint32_t>(block->group->size))
@@ -625,16 +700,26 @@ int BlockVote(const char* what, bool value) {
   return block->barriers[0].last_votes;
 }
 
-void GroupBarrier(const char* what) {
+void ArriveAtGroupBarrier(const char* what) {
   Block* block = RunningBlock(what);
+  Fiber* fiber = block->current;
   if (block->group->cooperative) KernelFailed("%s in a cooperative launch", what);
-  NamedBarrier& barrier = block->group->barrier;
-  if (++barrier.arrived < block->group->live) {
-    barrier.waiting.push_back(block->current);
+  if (fiber->in_group_barrier) KernelFailed("%s twice without waiting", what);
+  fiber->in_group_barrier = true;
+  fiber->group_round = block->group->barrier.round;
+  CountGroupArrival(block->group);
+}
+
+void WaitForGroupBarrier(const char* what) {
+  Block* block = RunningBlock(what);
+  Fiber* fiber = block->current;
+  GroupBarrierState& barrier = block->group->barrier;
+  if (!fiber->in_group_barrier) KernelFailed("%s without having arrived", what);
+  if (fiber->group_round == barrier.round) {
+    barrier.waiting.push_back(fiber);
     WaitFor(block, what, 0);
-    return;
   }
-  ReleaseBarrier(&barrier);
+  fiber->in_group_barrier = false;
 }
 
 const uint64_t* WarpExchange(const char* what, uint32_t mask, uint64_t value) {
@@ -668,8 +753,10 @@ const uint64_t* WarpExchange(const char* what, uint32_t mask, uint64_t value) {
 
 namespace {
 
+// `action` gets the pointers that all threads have handed in.
+template <class Action>
 void RunCollective(Block* block, Collective* collective, const char* what, int place, int size,
-                   void* mine, void (*action)(void* const*)) {
+                   void* mine, const Action& action) {
   if (collective->arrived == 0) {
     collective->what = what;
   } else if (std::strcmp(collective->what, what) != 0) {
@@ -685,6 +772,57 @@ void RunCollective(Block* block, Collective* collective, const char* what, int p
   collective->arrived = 0;
   for (int i = 0; i < size; ++i)
     if (i != place) MakeReady(collective->waiting[i]);
+}
+
+void RunPendingMma(PendingMma* pending) {
+  void* arguments[128];
+  for (size_t i = 0; i < 128; ++i) {
+    WarpgroupMma& mma = pending->arguments[i];
+    if (mma.a_registers != nullptr) mma.a_registers = pending->registers[i].data();
+    arguments[i] = &mma;
+  }
+  pending->action(arguments);
+}
+
+// Keeps an instruction until it is waited for. The hardware may read registers of A late as well,
+// but the compiler sees to it that they stay.
+void KeepMma(Block* block, std::deque<PendingMma>* mmas, void (*action)(void* const*),
+             void* const* arguments) {
+  PendingMma& pending = mmas->emplace_back();
+  pending.group = block->current->mma_groups;
+  pending.action = action;
+  for (size_t i = 0; i < 128; ++i) {
+    pending.arguments[i] = *static_cast<const WarpgroupMma*>(arguments[i]);
+    if (const uint32_t* registers = pending.arguments[i].a_registers; registers != nullptr)
+      std::copy_n(registers, 4, pending.registers[i].begin());
+  }
+}
+
+void RunBulkCopy(const PendingBulkCopy& copy) {
+  std::memcpy(copy.shared, copy.global, copy.bytes);
+  AddToBarrier(copy.barrier, 0, copy.bytes, "BulkCopy");
+}
+
+void RunBulkCopies(Block* block, const uint64_t* barrier) {
+  std::vector<PendingBulkCopy> copies;
+  std::erase_if(block->bulk_copies, [&](const PendingBulkCopy& copy) {
+    if (copy.barrier == barrier) copies.push_back(copy);
+    return copy.barrier == barrier;
+  });
+  for (const PendingBulkCopy& copy : copies) RunBulkCopy(copy);
+}
+
+void RunCopies(Fiber* fiber, uint32_t groups) {
+  size_t done = 0;
+  for (; done < fiber->copies.size() && fiber->copies[done].group < groups; ++done) {
+    const PendingCopy& copy = fiber->copies[done];
+    if (copy.global != nullptr) {
+      std::memcpy(copy.shared, copy.global, 16);
+    } else {
+      std::memset(copy.shared, 0, 16);
+    }
+  }
+  fiber->copies.erase(fiber->copies.begin(), fiber->copies.begin() + static_cast<ptrdiff_t>(done));
 }
 
 void RegisterBarrierCompletion(Block* block, const uint64_t* barrier, uint32_t ended_parity) {
@@ -739,14 +877,71 @@ void WarpCollective(const char* what, void* mine, void (*action)(void* const*)) 
                 action);
 }
 
-void WarpgroupCollective(const char* what, void* mine, void (*action)(void* const*)) {
+void RunWarpgroupMma(const char* what, WarpgroupMma* mine, void (*action)(void* const*)) {
   Block* block = RunningBlock(what);
   const size_t group = static_cast<size_t>(block->current->number / 128);
   for (size_t warp = 4 * group; warp < 4 * group + 4; ++warp)
     if (warp >= block->warps.size() || block->warps[warp].live != 0xffffffffu)
       KernelFailed("%s in a warpgroup that has not all its threads", what);
   RunCollective(block, &block->warpgroup_collectives[group], what, block->current->number % 128,
-                128, mine, action);
+                128, mine, [&](void* const* arguments) {
+                  if (block->late) {
+                    KeepMma(block, &block->pending_mmas[group], action, arguments);
+                  } else {
+                    action(arguments);
+                  }
+                });
+}
+
+void CommitWarpgroupMmas() {
+  ++RunningBlock("WarpgroupCommit")->current->mma_groups;
+}
+
+void WaitForWarpgroupMmas(int pending) {
+  Block* block = RunningBlock("WarpgroupWait");
+  const Fiber& fiber = *block->current;
+  std::deque<PendingMma>& mmas = block->pending_mmas[static_cast<size_t>(fiber.number / 128)];
+  while (!mmas.empty() && mmas.front().group + static_cast<uint32_t>(pending) < fiber.mma_groups) {
+    RunPendingMma(&mmas.front());
+    mmas.pop_front();
+  }
+}
+
+void StartCopy(void* shared, const void* global) {
+  Block* block = RunningBlock("CopyAsync16");
+  Fiber* fiber = block->current;
+  fiber->copies.push_back({shared, global, fiber->copy_groups});
+  if (!block->late) RunCopies(fiber, fiber->copy_groups + 1);
+}
+
+void CommitCopyGroup() {
+  ++RunningBlock("CommitCopies")->current->copy_groups;
+}
+
+void WaitForCopyGroups(int pending) {
+  Fiber* fiber = RunningBlock("WaitCopies")->current;
+  if (static_cast<uint32_t>(pending) < fiber->copy_groups)
+    RunCopies(fiber, fiber->copy_groups - static_cast<uint32_t>(pending));
+}
+
+void ArriveOnCopies(uint64_t* barrier) {
+  Fiber* fiber = RunningBlock("BarrierArriveOnCopies")->current;
+  RunCopies(fiber, fiber->copy_groups + 1);
+  AddToBarrier(barrier, 1, 0, "BarrierArriveOnCopies");
+}
+
+void StartBulkCopy(void* shared, const void* global, uint32_t bytes, uint64_t* barrier) {
+  Block* block = RunningBlock("BulkCopy");
+  Unpack(barrier, "BulkCopy");
+  const PendingBulkCopy copy{shared, global, bytes, barrier};
+  const bool awaited =
+      std::any_of(block->barrier_waiters.begin(), block->barrier_waiters.end(),
+                  [&](const BarrierWaiter& waiter) { return waiter.barrier == barrier; });
+  if (block->late && !awaited) {
+    block->bulk_copies.push_back(copy);
+  } else {
+    RunBulkCopy(copy);
+  }
 }
 
 void InitBarrier(uint64_t* barrier, int arrivals) {
@@ -777,8 +972,9 @@ void AddToBarrier(uint64_t* barrier, int arrivals, int64_t bytes, const char* wh
 void WaitForBarrier(uint64_t* barrier, uint32_t parity) {
   Block* block = RunningBlock("BarrierWait");
   if (parity > 1) KernelFailed("BarrierWait for parity %u", parity);
-  const BarrierState state = Unpack(barrier, "BarrierWait");
-  if (state.phase != parity) return;
+  if (Unpack(barrier, "BarrierWait").phase != parity) return;
+  RunBulkCopies(block, barrier);
+  if (Unpack(barrier, "BarrierWait").phase != parity) return;
   block->barrier_waiters.push_back({barrier, parity, block->current});
   WaitFor(block, "BarrierWait", reinterpret_cast<uint64_t>(barrier));
 }

@@ -1,6 +1,8 @@
 #include "ops/cuda/emulated/matrix.h"
 
+#include <algorithm>
 #include <array>
+#include <bit>
 #include <cstring>
 
 #include "ops/cuda/emulated/fibers.h"
@@ -8,10 +10,6 @@
 
 namespace deepinfer::cuda::emulated {
 namespace {
-
-float Bf16Bits(uint32_t bits) {
-  return Bf16ToF32(Bf16{static_cast<uint16_t>(bits)});
-}
 
 const std::array<float, 256>& E4M3Values() {
   static const std::array<float, 256> values = [] {
@@ -23,11 +21,11 @@ const std::array<float, 256>& E4M3Values() {
   return values;
 }
 
-// d[m x n] += a[m x k] * b[k x n], rows one after another.
+// d[m x n] += a[m x k] * b[k x n], rows one after another. Without contraction of the two
+// operations (a flag of the whole build), so that all versions give the same bits.
 template <int kN>
-[[gnu::target_clones("avx512f", "avx2", "default")]] void AddProducts(float* d, const float* a,
-                                                                      const float* b, int m,
-                                                                      int k) {
+[[gnu::target_clones("avx512f", "avx2", "default"), gnu::optimize("O3")]] void AddProducts(
+    float* __restrict__ d, const float* __restrict__ a, const float* __restrict__ b, int m, int k) {
   for (int row = 0; row < m; ++row)
     for (int step = 0; step < k; ++step)
       for (int column = 0; column < kN; ++column)
@@ -68,12 +66,18 @@ void RunWarpMma(void* const* lanes, Decode decode) {
   }
 }
 
-float DecodeBf16(uint32_t word, int element) {
-  return Bf16Bits(word >> (16 * element));
-}
-float DecodeE4M3(uint32_t word, int element) {
-  return E4M3Values()[(word >> (8 * element)) & 0xffu];
-}
+// Elements of a register, or of four bytes of memory.
+struct DecodeBf16 {
+  float operator()(uint32_t word, int element) const {
+    return std::bit_cast<float>(element == 0 ? word << 16 : word & 0xffff0000u);
+  }
+};
+struct DecodeE4M3 {
+  const std::array<float, 256>& values = E4M3Values();
+  float operator()(uint32_t word, int element) const {
+    return values[(word >> (8 * element)) & 0xffu];
+  }
+};
 
 // An operand of a warpgroup in shared memory. The address of an element is computed as if there
 // were no swizzle; then bits 4 to 6 of the address are changed by bits 7 to 9.
@@ -173,19 +177,21 @@ void RunWarpgroupMmaOf(void* const* threads, const char* what, Decode decode) {
       for (uint32_t piece = 0; piece < 2; ++piece)
         unpack(operand.Piece(column, piece), b + piece * kPerPiece * kN + column, kN);
   }
+  // Accumulators 2 i and 2 i + 1 of a thread lie side by side.
   const auto place = [](int thread, int i) {
-    const int row = thread / 32 * 16 + thread % 32 / 4 + 8 * (i % 4 / 2);
-    return row * kN + i / 4 * 8 + 2 * (thread % 4) + i % 2;
+    const int row = thread / 32 * 16 + thread % 32 / 4 + 8 * (i % 2);
+    return &d[row * kN + i / 2 * 8 + 2 * (thread % 4)];
   };
-  for (int thread = 0; thread < 128; ++thread) {
-    const WarpgroupMma& mma = *static_cast<const WarpgroupMma*>(threads[thread]);
-    for (int i = 0; i < kN / 2; ++i) d[place(thread, i)] = first.accumulate ? mma.d[i] : 0.0f;
-  }
+  if (!first.accumulate) std::fill_n(d, 64 * kN, 0.0f);
+  for (int thread = 0; first.accumulate && thread < 128; ++thread)
+    for (int i = 0; i < kN / 4; ++i)
+      std::memcpy(place(thread, i), static_cast<const WarpgroupMma*>(threads[thread])->d + 2 * i,
+                  8);
   AddProducts<kN>(d, a, b, 64, kK);
-  for (int thread = 0; thread < 128; ++thread) {
-    const WarpgroupMma& mma = *static_cast<const WarpgroupMma*>(threads[thread]);
-    for (int i = 0; i < kN / 2; ++i) mma.d[i] = d[place(thread, i)];
-  }
+  for (int thread = 0; thread < 128; ++thread)
+    for (int i = 0; i < kN / 4; ++i)
+      std::memcpy(static_cast<const WarpgroupMma*>(threads[thread])->d + 2 * i, place(thread, i),
+                  8);
 }
 
 template <int kPerRegister, class Decode>
@@ -215,10 +221,10 @@ void RunWarpgroupMma(void* const* threads, const char* what, Decode decode) {
 }  // namespace
 
 void RunWarpMmaBf16(void* const* lanes) {
-  RunWarpMma<2>(lanes, DecodeBf16);
+  RunWarpMma<2>(lanes, DecodeBf16());
 }
 void RunWarpMmaE4M3(void* const* lanes) {
-  RunWarpMma<4>(lanes, DecodeE4M3);
+  RunWarpMma<4>(lanes, DecodeE4M3());
 }
 
 void RunWarpLoad(void* const* lanes) {
@@ -243,11 +249,32 @@ void RunWarpLoadTransposed(void* const* lanes) {
     }
 }
 
+void RunWarpStore(void* const* lanes) {
+  for (int lane = 0; lane < 32; ++lane)
+    for (int i = 0; i < 4; ++i) {
+      void* row = static_cast<const WarpStore*>(lanes[8 * i + lane / 4])->row;
+      std::memcpy(static_cast<char*>(row) + lane % 4 * 4,
+                  &static_cast<const WarpStore*>(lanes[lane])->r[i], 4);
+    }
+}
+
+void RunWarpStoreTransposed(void* const* lanes) {
+  for (int lane = 0; lane < 32; ++lane)
+    for (int i = 0; i < 4; ++i) {
+      const uint32_t pair = static_cast<const WarpStore*>(lanes[lane])->r[i];
+      for (int e = 0; e < 2; ++e) {
+        void* row = static_cast<const WarpStore*>(lanes[8 * i + lane % 4 * 2 + e])->row;
+        const uint16_t element = static_cast<uint16_t>(pair >> (16 * e));
+        std::memcpy(static_cast<char*>(row) + lane / 4 * 2, &element, 2);
+      }
+    }
+}
+
 void RunWarpgroupMmaBf16(void* const* threads) {
-  RunWarpgroupMma<2>(threads, "WarpgroupMma (bf16)", DecodeBf16);
+  RunWarpgroupMma<2>(threads, "WarpgroupMma (bf16)", DecodeBf16());
 }
 void RunWarpgroupMmaE4M3(void* const* threads) {
-  RunWarpgroupMma<4>(threads, "WarpgroupMma (E4M3)", DecodeE4M3);
+  RunWarpgroupMma<4>(threads, "WarpgroupMma (E4M3)", DecodeE4M3());
 }
 
 }  // namespace deepinfer::cuda::emulated

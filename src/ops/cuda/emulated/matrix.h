@@ -24,6 +24,14 @@ struct WarpLoad {
 void RunWarpLoad(void* const* lanes);
 void RunWarpLoadTransposed(void* const* lanes);
 
+// What a lane brings to stmatrix of four matrices.
+struct WarpStore {
+  const uint32_t* r;
+  void* row;
+};
+void RunWarpStore(void* const* lanes);
+void RunWarpStoreTransposed(void* const* lanes);
+
 // What a thread brings to d[64 x N] (+)= a * b of a warpgroup.
 struct WarpgroupMma {
   float* d;

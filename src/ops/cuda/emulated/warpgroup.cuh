@@ -1,6 +1,6 @@
 // Matrix instructions of a warpgroup, on the CPU: the interface of
-// src/ops/cuda/native/warpgroup.cuh, for tests without a GPU; keep the two in step. They run at
-// once; descriptors are decoded and shared memory is addressed as the hardware does it.
+// src/ops/cuda/native/warpgroup.cuh, for tests without a GPU; keep the two in step. Descriptors are
+// decoded and shared memory is addressed as the hardware does it.
 #pragma once
 
 #include <cstdint>
@@ -26,10 +26,13 @@ inline uint64_t AdvanceDescriptor(uint64_t descriptor, uint32_t bytes) {
 }
 
 inline void WarpgroupFence() {}
-inline void WarpgroupCommit() {}
+inline void WarpgroupCommit() {
+  emulated::CommitWarpgroupMmas();
+}
 template <int kPending>
 inline void WarpgroupWait() {
   static_assert(kPending >= 0 && kPending <= 7);
+  emulated::WaitForWarpgroupMmas(kPending);
 }
 template <int kCount>
 inline void WarpgroupFenceRegisters(float (&)[kCount]) {}
@@ -43,7 +46,7 @@ inline void WarpgroupMmaShared(float (&d)[kCount], uint64_t a, uint64_t b, bool 
                              .b = b,
                              .accumulate = accumulate,
                              .transposed_b = kTransB != 0};
-  emulated::WarpgroupCollective("WarpgroupMmaShared", &mma, &emulated::RunWarpgroupMmaBf16);
+  emulated::RunWarpgroupMma("WarpgroupMmaShared", &mma, &emulated::RunWarpgroupMmaBf16);
 }
 template <int kTransB, int kCount>
 inline void WarpgroupMmaRegisters(float (&d)[kCount], const uint32_t (&a)[4], uint64_t b,
@@ -55,7 +58,7 @@ inline void WarpgroupMmaRegisters(float (&d)[kCount], const uint32_t (&a)[4], ui
                              .b = b,
                              .accumulate = accumulate,
                              .transposed_b = kTransB != 0};
-  emulated::WarpgroupCollective("WarpgroupMmaRegisters", &mma, &emulated::RunWarpgroupMmaBf16);
+  emulated::RunWarpgroupMma("WarpgroupMmaRegisters", &mma, &emulated::RunWarpgroupMmaBf16);
 }
 template <int kCount>
 inline void WarpgroupMmaSharedE4M3(float (&d)[kCount], uint64_t a, uint64_t b, bool accumulate) {
@@ -66,7 +69,7 @@ inline void WarpgroupMmaSharedE4M3(float (&d)[kCount], uint64_t a, uint64_t b, b
                              .b = b,
                              .accumulate = accumulate,
                              .transposed_b = false};
-  emulated::WarpgroupCollective("WarpgroupMmaSharedE4M3", &mma, &emulated::RunWarpgroupMmaE4M3);
+  emulated::RunWarpgroupMma("WarpgroupMmaSharedE4M3", &mma, &emulated::RunWarpgroupMmaE4M3);
 }
 
 }  // namespace deepinfer::cuda
