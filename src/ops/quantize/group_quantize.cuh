@@ -177,6 +177,9 @@ struct Q4PScale {
   __device__ uint32_t bf16x2() const {
     return (byte << 7) | (byte << 23);
   }
+  __device__ uint32_t ScaleByte() const {
+    return byte;
+  }
   __device__ uint32_t Code(float x) const {
     return E2M1Code(x * inverse, x);
   }
@@ -197,6 +200,9 @@ struct Q4EScale {
   float inverse;
   __device__ uint32_t bf16x2() const {
     return E4M3ToBf16x2(code);
+  }
+  __device__ uint32_t ScaleByte() const {
+    return code;
   }
   __device__ uint32_t Code(float x) const {
     return E2M1Code(kNumerics == Numerics::kProduction ? x * inverse : x / scale, x);
