@@ -84,9 +84,9 @@ inline OwnedTensor RandomTable(int64_t rows, int64_t pairs, uint64_t seed) {
   return table;
 }
 
-// The largest difference of two bf16 or f32 tensors in units of `ulp` (2^-8 for bf16: one step of the
-// significand) of the larger magnitude of the two, or of `floor` where both are smaller; infinity if
-// there is a NaN.
+// The largest difference of two bf16 or f32 tensors in units of `ulp` (2^-8 for bf16: one step of
+// the significand) of the larger magnitude of the two, or of `floor` where both are smaller;
+// infinity if there is a NaN.
 inline double LargestSteps(const TensorView& a, const TensorView& b, double ulp = 0x1p-8,
                            double floor = 1e-30) {
   EXPECT_EQ(a.num_elements(), b.num_elements());

@@ -67,8 +67,7 @@ __global__ void DecodeE2M1Kernel(uint16_t* values) {
   for (int half = 0; half < 2; ++half) {
     DecodeE2M1x8(half == 0 ? 0x76543210u : 0xfedcba98u, E4M3ToBf16x2(scale), pairs);
     for (int i = 0; i < 8; ++i) {
-      values[16 * scale + 8 * half + i] =
-          static_cast<uint16_t>(pairs[i / 2] >> (16 * (i % 2)));
+      values[16 * scale + 8 * half + i] = static_cast<uint16_t>(pairs[i / 2] >> (16 * (i % 2)));
     }
   }
 }

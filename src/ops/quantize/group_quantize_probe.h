@@ -10,16 +10,16 @@ namespace deepinfer::testing {
 
 // What the device makes of `groups` groups of 32 floats; arrays are device memory.
 struct GroupProbe {
-  const float* x = nullptr;       // [groups, 32]
-  uint8_t* q8_codes = nullptr;    // [groups, 32]
-  uint8_t* q8_scale = nullptr;    // [groups]
-  uint16_t* q8_grid = nullptr;    // [groups, 32] bf16
-  uint8_t* q4p_codes = nullptr;   // [groups, 16]
-  uint8_t* q4p_scale = nullptr;   // [groups]
-  uint16_t* q4p_grid = nullptr;   // [groups, 32] bf16
-  uint8_t* q4e_codes = nullptr;   // [groups, 16]: two groups of 16
-  uint8_t* q4e_scale = nullptr;   // [groups, 2]
-  uint16_t* q4e_grid = nullptr;   // [groups, 32] bf16
+  const float* x = nullptr;      // [groups, 32]
+  uint8_t* q8_codes = nullptr;   // [groups, 32]
+  uint8_t* q8_scale = nullptr;   // [groups]
+  uint16_t* q8_grid = nullptr;   // [groups, 32] bf16
+  uint8_t* q4p_codes = nullptr;  // [groups, 16]
+  uint8_t* q4p_scale = nullptr;  // [groups]
+  uint16_t* q4p_grid = nullptr;  // [groups, 32] bf16
+  uint8_t* q4e_codes = nullptr;  // [groups, 16]: two groups of 16
+  uint8_t* q4e_scale = nullptr;  // [groups, 2]
+  uint16_t* q4e_grid = nullptr;  // [groups, 32] bf16
 };
 Status QuantizeGroups(const GroupProbe& probe, int64_t groups, Numerics numerics, Stream& stream);
 

@@ -17,16 +17,15 @@ using testing::Random;
 
 class QuantizeCuda : public testing::CudaTest {};
 
-// Groups of 32 of many kinds, one kind per group: any bits, ordinary values, any bf16, quarters (ties
-// of all grids) at magnitudes from subnormal to near overflow, zeros of both signs, single values,
-// NaN and infinities among ordinary values. NaN is quiet: signalling ones cannot arise.
+// Groups of 32 of many kinds, one kind per group: any bits, ordinary values, any bf16, quarters
+// (ties of all grids) at magnitudes from subnormal to near overflow, zeros of both signs, single
+// values, NaN and infinities among ordinary values. NaN is quiet: signalling ones cannot arise.
 OwnedTensor Groups(int64_t groups) {
   OwnedTensor x(DType::kF32, {groups, 32});
   Random random(1);
   const auto quiet = [](float value) {
-    return std::isnan(value)
-               ? std::bit_cast<float>(std::bit_cast<uint32_t>(value) | 0x00400000u)
-               : value;
+    return std::isnan(value) ? std::bit_cast<float>(std::bit_cast<uint32_t>(value) | 0x00400000u)
+                             : value;
   };
   for (int64_t g = 0; g < groups; ++g) {
     for (int64_t i = 0; i < 32; ++i) {
@@ -86,17 +85,13 @@ TEST_F(QuantizeCuda, TheDeviceQuantisersHaveTheBitsOfTheCpu) {
     const DeviceTensor q4e_codes(DType::kU8, {groups, 16}, stream());
     const DeviceTensor q4e_scale(DType::kU8, {groups, 2}, stream());
     const DeviceTensor q4e_grid(DType::kBf16, {groups, 32}, stream());
-    ASSERT_TRUE(testing::QuantizeGroups({x_device.view().Row<float>(0),
-                                         q8_codes.view().Row<uint8_t>(0),
-                                         q8_scale.view().Row<uint8_t>(0),
-                                         q8_grid.view().Row<uint16_t>(0),
-                                         q4p_codes.view().Row<uint8_t>(0),
-                                         q4p_scale.view().Row<uint8_t>(0),
-                                         q4p_grid.view().Row<uint16_t>(0),
-                                         q4e_codes.view().Row<uint8_t>(0),
-                                         q4e_scale.view().Row<uint8_t>(0),
-                                         q4e_grid.view().Row<uint16_t>(0)},
-                                        groups, numerics, stream())
+    ASSERT_TRUE(testing::QuantizeGroups(
+                    {x_device.view().Row<float>(0), q8_codes.view().Row<uint8_t>(0),
+                     q8_scale.view().Row<uint8_t>(0), q8_grid.view().Row<uint16_t>(0),
+                     q4p_codes.view().Row<uint8_t>(0), q4p_scale.view().Row<uint8_t>(0),
+                     q4p_grid.view().Row<uint16_t>(0), q4e_codes.view().Row<uint8_t>(0),
+                     q4e_scale.view().Row<uint8_t>(0), q4e_grid.view().Row<uint16_t>(0)},
+                    groups, numerics, stream())
                     .has_value());
     const OwnedTensor results[] = {
         q8_codes.Download(stream()),  q8_scale.Download(stream()),  q8_grid.Download(stream()),
@@ -133,16 +128,17 @@ TEST_F(QuantizeCuda, EveryCodeAndScaleDecodesToItsValue) {
   const DeviceTensor e4m3(DType::kBf16, {256, 256}, stream());
   const DeviceTensor scales(DType::kF32, {256}, stream());
   const DeviceTensor e2m1(DType::kBf16, {128, 16}, stream());
-  ASSERT_TRUE(testing::DecodeEveryE4M3(e4m3.view().Row<uint16_t>(0), scales.view().Row<float>(0),
-                                       stream())
-                  .has_value());
+  ASSERT_TRUE(
+      testing::DecodeEveryE4M3(e4m3.view().Row<uint16_t>(0), scales.view().Row<float>(0), stream())
+          .has_value());
   ASSERT_TRUE(testing::DecodeEveryE2M1(e2m1.view().Row<uint16_t>(0), stream()).has_value());
   const OwnedTensor e4m3_host = e4m3.Download(stream());
   const OwnedTensor scales_host = scales.Download(stream());
   const OwnedTensor e2m1_host = e2m1.Download(stream());
   for (int scale = 0; scale < 256; ++scale) {
     const float s = E8M0ToF32(static_cast<uint8_t>(scale));
-    EXPECT_EQ(std::bit_cast<uint32_t>(scales_host.Row<float>(0)[scale]), std::bit_cast<uint32_t>(s));
+    EXPECT_EQ(std::bit_cast<uint32_t>(scales_host.Row<float>(0)[scale]),
+              std::bit_cast<uint32_t>(s));
     for (int code = 0; code < 256; ++code) {
       ASSERT_EQ(e4m3_host.Row<Bf16>(scale)[code].bits,
                 F32ToBf16(E4M3ToF32(static_cast<uint8_t>(code)) * s).bits)
@@ -151,10 +147,10 @@ TEST_F(QuantizeCuda, EveryCodeAndScaleDecodesToItsValue) {
   }
   for (int scale = 0; scale < 127; ++scale) {
     for (int code = 0; code < 16; ++code) {
-      EXPECT_EQ(e2m1_host.Row<Bf16>(scale)[code].bits,
-                F32ToBf16(E2M1ToF32(static_cast<uint8_t>(code)) *
-                          E4M3ToF32(static_cast<uint8_t>(scale)))
-                    .bits)
+      EXPECT_EQ(
+          e2m1_host.Row<Bf16>(scale)[code].bits,
+          F32ToBf16(E2M1ToF32(static_cast<uint8_t>(code)) * E4M3ToF32(static_cast<uint8_t>(scale)))
+              .bits)
           << "code " << code << " scale " << scale;
     }
   }

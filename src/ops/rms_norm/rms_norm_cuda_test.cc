@@ -18,9 +18,8 @@ struct Case {
 };
 // Several warps per row up to four rows per multiprocessor (and always beyond 2048 channels), one
 // warp per row above; 24 and 100 channels are not whole lanes or warps.
-constexpr Case kCases[] = {{1, 64},  {3, 128},  {5, 512},   {2, 1280},  {3, 5120},
-                           {1, 24},  {4, 100},  {700, 512}, {650, 128}, {600, 1280},
-                           {2, 9216}, {540, 2048}};
+constexpr Case kCases[] = {{1, 64},  {3, 128},   {5, 512},   {2, 1280},   {3, 5120}, {1, 24},
+                           {4, 100}, {700, 512}, {650, 128}, {600, 1280}, {2, 9216}, {540, 2048}};
 
 // The sum of squares in fp32 differs from the CPU's double sum by less than ten roundings of 2^-24,
 // so the scale by five: at most one step of bf16, and that in about one of 2^-8 * 5 * 2^-24 / 2^-24
@@ -60,21 +59,18 @@ TEST_F(RmsNormCuda, TheGridIsTheQuantisedNorm) {
     const DeviceTensor y(DType::kBf16, {c.rows, c.channels}, stream());
     const DeviceTensor grid(DType::kBf16, {c.rows, c.channels}, stream());
     const DeviceTensor only_grid(DType::kBf16, {c.rows, c.channels}, stream());
-    RmsNormArgs args{.x = x_device.view(),
-                     .weight = weight_device.view(),
-                     .y = y.view(),
-                     .y_grid = grid.view()};
+    RmsNormArgs args{
+        .x = x_device.view(), .weight = weight_device.view(), .y = y.view(), .y_grid = grid.view()};
     ASSERT_TRUE(RmsNorm(args, stream()).has_value());
     args.y = {};
     args.y_grid = only_grid.view();
     ASSERT_TRUE(RmsNorm(args, stream()).has_value());
     OwnedTensor expected(DType::kBf16, {c.rows, c.channels});
     const OwnedTensor normed = y.Download(stream());
-    ASSERT_TRUE(
-        QuantizeFp8({.x = normed.view(), .y = expected.view()}, cpu_stream()).has_value());
+    ASSERT_TRUE(QuantizeFp8({.x = normed.view(), .y = expected.view()}, cpu_stream()).has_value());
     const OwnedTensor result = grid.Download(stream());
-    EXPECT_EQ(CountDifferentBits(result.view(), expected.view()), 0) << c.rows << " x "
-                                                                     << c.channels;
+    EXPECT_EQ(CountDifferentBits(result.view(), expected.view()), 0)
+        << c.rows << " x " << c.channels;
     EXPECT_EQ(CountDifferentBits(only_grid.Download(stream()).view(), expected.view()), 0);
   }
 }
@@ -85,10 +81,8 @@ TEST_F(RmsNormCuda, ARowHasTheSameBitsAloneAndInAnyBatchInPlaceAndStrided) {
     const OwnedTensor weight = NormalTensor(DType::kBf16, {c.channels}, 6);
     const DeviceTensor weight_device(weight.view(), stream());
     const DeviceTensor together(x.view(), stream());
-    RmsNormArgs args{.x = together.view(),
-                     .weight = weight_device.view(),
-                     .y = together.view(),
-                     .y_grid = {}};
+    RmsNormArgs args{
+        .x = together.view(), .weight = weight_device.view(), .y = together.view(), .y_grid = {}};
     ASSERT_TRUE(RmsNorm(args, stream()).has_value());
     const OwnedTensor expected = together.Download(stream());
     // Rows of a wider tensor, of which the channels begin at the eighth.

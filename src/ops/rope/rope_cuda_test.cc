@@ -21,8 +21,8 @@ TEST_F(RopeCuda, TheTableIsCorrectlyRounded) {
     OwnedTensor positions(DType::kI32, {rows});
     OwnedTensor frequencies(DType::kF32, {pairs});
     for (int64_t r = 0; r < rows; ++r) {
-      positions.Row<int32_t>(0)[r] = static_cast<int32_t>(
-          r < 3 ? r : (r == 3 ? 1048575 : r * r * r * 89 + 7));
+      positions.Row<int32_t>(0)[r] =
+          static_cast<int32_t>(r < 3 ? r : (r == 3 ? 1048575 : r * r * r * 89 + 7));
     }
     for (int64_t i = 0; i < pairs; ++i) {
       frequencies.Row<float>(0)[i] =
@@ -62,11 +62,10 @@ TEST_F(RopeCuda, HasTheBitsOfTheCpuForEveryRowCount) {
     const DeviceTensor x_device(x.view(), stream());
     const DeviceTensor table_device(table.view(), stream());
     const DeviceTensor alone(x.view(), stream());
+    ASSERT_TRUE(Rope({x_device.view(), table_device.view(), c.quantize}, stream()).has_value());
     ASSERT_TRUE(
-        Rope({x_device.view(), table_device.view(), c.quantize}, stream()).has_value());
-    ASSERT_TRUE(Rope({alone.view().Rows(1, 2), table_device.view().Rows(1, 2), c.quantize},
-                     stream())
-                    .has_value());
+        Rope({alone.view().Rows(1, 2), table_device.view().Rows(1, 2), c.quantize}, stream())
+            .has_value());
     ASSERT_TRUE(Rope({x.view(), table.view(), c.quantize}, cpu_stream()).has_value());
     const OwnedTensor result = x_device.Download(stream());
     EXPECT_EQ(CountDifferentBits(result.view(), x.view()), 0)
