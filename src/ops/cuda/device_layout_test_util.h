@@ -84,18 +84,17 @@ inline OwnedTensor RandomTable(int64_t rows, int64_t pairs, uint64_t seed) {
   return table;
 }
 
-// The largest difference of two bf16 or f32 tensors in units of `ulp` (2^-8 for bf16: one step of
-// the significand) of the larger magnitude of the two, or of `floor` where both are smaller;
-// infinity if there is a NaN.
-inline double LargestSteps(const TensorView& a, const TensorView& b, double ulp = 0x1p-8,
-                           double floor = 1e-30) {
+// The largest difference of two bf16 tensors in units of 2^-7 of the larger magnitude of the two,
+// or of `floor` where both are smaller; infinity if there is a NaN. Neighbouring bf16 numbers are
+// at most that far apart, so 1 is a difference in the last bit.
+inline double LargestSteps(const TensorView& a, const TensorView& b, double floor = 1e-30) {
   EXPECT_EQ(a.num_elements(), b.num_elements());
   double largest = 0.0;
   for (int64_t i = 0; i < b.num_elements(); ++i) {
     const double x = Value(a, i);
     const double y = Value(b, i);
     const double size = std::max({std::fabs(x), std::fabs(y), floor});
-    const double steps = std::fabs(x - y) / (size * ulp);
+    const double steps = std::fabs(x - y) / (size * 0x1p-7);
     if (!(steps <= largest)) largest = std::isnan(steps) ? INFINITY : steps;
   }
   return largest;

@@ -22,10 +22,11 @@ inline bool IsAligned(const void* data, int64_t row_bytes, int64_t alignment) {
 
 struct Bf16Rows {
   Bf16Rows() = default;
+  // The rows of a tensor; a tensor of one axis is a row.
   explicit Bf16Rows(const TensorView& view)
       : data(static_cast<uint16_t*>(view.data())),
         stride(view.row_stride()),
-        channels(static_cast<int>(view.row_size())),
+        channels(static_cast<int>(view.rank() == 1 ? view.dim(0) : view.row_size())),
         vector(IsAligned(view.data(), 2 * view.row_stride(), 16) && channels % kLaneChannels == 0) {
   }
   uint16_t* data = nullptr;
