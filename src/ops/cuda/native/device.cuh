@@ -73,6 +73,35 @@ Status Launch(const char* name, void (*kernel)(Parameters...), const LaunchConfi
   return {};
 }
 
+// Clusters of this kernel that can run at once on the current device.
+template <class... Parameters>
+Result<int> MaxActiveClusters(const char* name, void (*kernel)(Parameters...),
+                              const LaunchConfig& config) {
+  const void* function = reinterpret_cast<const void*>(kernel);
+  cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize, config.shared_bytes);
+  cudaFuncSetAttribute(function, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
+  cudaLaunchAttribute attribute = {};
+  attribute.id = cudaLaunchAttributeClusterDimension;
+  attribute.val.clusterDim.x = static_cast<unsigned>(config.cluster);
+  attribute.val.clusterDim.y = 1;
+  attribute.val.clusterDim.z = 1;
+  cudaLaunchConfig_t launch = {};
+  launch.gridDim = dim3(static_cast<unsigned>(config.cluster));
+  launch.blockDim = dim3(static_cast<unsigned>(config.block));
+  launch.dynamicSmemBytes = static_cast<size_t>(config.shared_bytes);
+  launch.attrs = &attribute;
+  launch.numAttrs = 1;
+  int clusters = 0;
+  const cudaError_t status = cudaOccupancyMaxActiveClusters(&clusters, function, &launch);
+  if (status == cudaSuccess && clusters > 0) return clusters;
+  cudaGetLastError();
+  return Fail(Code::kUnsupported,
+              fmt::format("Kernel '{}' does not run in clusters of {} blocks of {} threads with {} "
+                          "bytes of shared memory on this device: {}.",
+                          name, config.cluster, config.block, config.shared_bytes,
+                          cudaGetErrorString(status)));
+}
+
 // For kernels launched with overlap_previous: waits until the kernel before has ended and its writes
 // are visible. Everything before this call may run while that kernel is still running.
 __device__ inline void WaitForPreviousKernel() {
@@ -147,6 +176,12 @@ __device__ inline float Bf16ToFloat(uint16_t bits) {
 __device__ inline float Exp2(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+// 1 / x within 1 ulp, subnormals being zero; the hardware's approximation.
+__device__ inline float Reciprocal(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
 // Two E4M3 codes from two floats (saturating, ties to even): low byte from `low`.
@@ -261,6 +296,25 @@ __device__ inline void ClusterSync() {
       "barrier.cluster.arrive.release.aligned;\n"
       "barrier.cluster.wait.acquire.aligned;" ::
           : "memory");
+}
+// The two halves of ClusterSync, alternating in every thread: what a thread stored before its arrival
+// is seen after the others' wait.
+__device__ inline void ClusterArrive() {
+  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+}
+__device__ inline void ClusterWait() {
+  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+// Writes a float at the same place in the shared memory of a block of the cluster.
+__device__ inline void StoreClusterFloat(float* shared, uint32_t rank, float value) {
+  asm volatile(
+      "{\n"
+      ".reg .b32 remote;\n"
+      "mapa.shared::cluster.u32 remote, %0, %1;\n"
+      "st.shared::cluster.f32 [remote], %2;\n"
+      "}\n" ::"r"(SharedAddress(shared)),
+      "r"(rank), "f"(value)
+      : "memory");
 }
 // Reads a float (four floats) at the same place in the shared memory of another block of the
 // cluster.
