@@ -766,7 +766,7 @@ Status SetMix(const HcMixArgs& args, Params& params) {
 
 Status SetCollapse(const HcCollapseNormArgs& args, Params& params) {
   DI_RETURN_IF_ERROR(ExpectAligned(args.pre, "pre"));
-  DI_RETURN_IF_ERROR(ExpectAligned(args.weight, "weight"));
+  DI_RETURN_IF_ERROR(ExpectAligned(args.weight.Reshape({1, params.hidden}), "weight"));
   DI_RETURN_IF_ERROR(ExpectAligned(args.y, "y"));
   if (!args.y_grid.empty()) DI_RETURN_IF_ERROR(ExpectAligned(args.y_grid, "y_grid"));
   if (!args.row_index.empty()) params.row_index = Data<int>(args.row_index);

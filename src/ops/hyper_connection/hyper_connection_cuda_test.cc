@@ -169,7 +169,9 @@ class HyperConnectionCuda : public CudaTest {
       const std::vector<OwnedTensor> fused = RunBoundary(host, 0, rows, with_expand);
       OnDevice device(host, 0, rows, stream());
       const HcBoundaryArgs args = device.Args(with_expand);
-      if (with_expand) ASSERT_TRUE(HcExpand(args.expand, stream()).has_value());
+      if (with_expand) {
+        ASSERT_TRUE(HcExpand(args.expand, stream()).has_value());
+      }
       ASSERT_TRUE(HcMix(args.mix, stream()).has_value());
       ASSERT_TRUE(HcCollapseNorm(args.collapse, stream()).has_value());
       const std::vector<OwnedTensor> separate = device.Results(args);
@@ -194,7 +196,7 @@ TEST_F(HyperConnectionCuda, BoundaryAgreesWithTheCpuAtTheModelsWidth) {
 }
 
 TEST_F(HyperConnectionCuda, BoundaryOfManyRowsAgreesWithTheCpu) {
-  DeviceOnly();
+  if (!testing::OnRealDevice()) GTEST_SKIP() << "This case runs on a GPU only.";
   ExpectCloseToCpu(Boundary(300, 5120), true);
   ExpectCloseToCpu(Boundary(33, 5120), false);
 }
@@ -205,7 +207,7 @@ TEST_F(HyperConnectionCuda, ARowHasTheSameBitsInEveryBatch) {
 }
 
 TEST_F(HyperConnectionCuda, ARowOfTheModelsWidthHasTheSameBitsInEveryBatch) {
-  DeviceOnly();
+  if (!testing::OnRealDevice()) GTEST_SKIP() << "This case runs on a GPU only.";
   ExpectRowsIndependent(5120, {1, 2, 7, 8, 9, 16, 17, 64, 65, 300, 1030});
 }
 
@@ -216,7 +218,7 @@ TEST_F(HyperConnectionCuda, OneLaunchHasTheBitsOfThreeOperations) {
 }
 
 TEST_F(HyperConnectionCuda, OneLaunchHasTheBitsOfThreeOperationsAtTheModelsWidth) {
-  DeviceOnly();
+  if (!testing::OnRealDevice()) GTEST_SKIP() << "This case runs on a GPU only.";
   for (int64_t rows : {1, 8, 65, 300}) ExpectFusedIsSeparate(rows, 5120);
 }
 

@@ -244,8 +244,9 @@ __global__ void __launch_bounds__(kRouteThreads, 1)
   for (int batch = 0; batch < batches; ++batch) {
     pair = place(batch);
     if constexpr (kPerLane != 0) {
-      const Choice choice = SelectExperts(p, pair.row, bias, scores);
-      StoreChoice(p, pair.row, choice);
+      const int row = first_row + batch;  // of all lanes, those beyond the row's pairs too
+      const Choice choice = SelectExperts(p, row, bias, scores);
+      StoreChoice(p, row, choice);
       pair.expert = choice.expert;
       pair.weight = choice.weight;
     } else {

@@ -127,9 +127,7 @@ TEST_F(MoeCuda, RoutingIsTheCpusWithOneLaunchAndWithTwo) {
 }
 
 TEST_F(MoeCuda, RoutingOfManyRowsIsTheCpus) {
-  DeviceOnly();
-  for (int64_t rows : {256, 257, 300, 1024, 1025, 1030, 5000})
-    ExpectRoutingOfTheCpu(rows, 384, 6, 384);
+  for (int64_t rows : {256, 257, 300, 1024, 1025, 5000}) ExpectRoutingOfTheCpu(rows, 384, 6, 384);
   ExpectRoutingOfTheCpu(2000, 128, 3, 128);
 }
 
