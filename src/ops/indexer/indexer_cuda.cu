@@ -33,9 +33,7 @@ int64_t WaveRows(int64_t rows, int64_t score_stride) {
 
 }  // namespace
 
-Status Indexer(const IndexerArgs& args, Stream& stream) {
-  const int64_t rows = args.layout.num_rows();
-  if (rows == 0) return {};
+IndexerProblem DescribeProblem(const IndexerArgs& args) {
   IndexerProblem problem = {};
   problem.q = reinterpret_cast<const uint16_t*>(args.q.data());
   problem.q_stride = args.q.row_stride();
@@ -71,6 +69,38 @@ Status Indexer(const IndexerArgs& args, Stream& stream) {
   problem.packed = problem.record_bytes == Q4PRecordBytes(problem.channels);
   problem.rounded = args.numerics == Numerics::kReference;
   problem.compact = problem.candidates != nullptr && problem.candidates_out == nullptr;
+  return problem;
+}
+
+int64_t PlaceScores(int64_t rows, IndexerProblem* problem, ScratchScope* scratch) {
+  // A restricted choice has a position for every entry of a row's candidate blocks.
+  int64_t positions = int64_t{problem->num_candidates} * problem->candidate_block_size;
+  if (!problem->compact) {
+    positions = std::max(positions, int64_t{problem->max_blocks} * problem->entries_per_block);
+  }
+  const int64_t score_stride = RoundUp(std::max<int64_t>(positions, 1), kScoreRowMultiple);
+  const int64_t wave_rows = WaveRows(rows, score_stride);
+  problem->score_stride = static_cast<int>(score_stride);
+  problem->scores = scratch->Allocate<float>(wave_rows * score_stride);
+  problem->maxima = scratch->Allocate<float>(wave_rows * score_stride / kScoreBlock);
+  const bool own_candidate_maxima =
+      problem->candidates_out != nullptr &&
+      (problem->candidate_block_size != kScoreBlock || problem->candidates != nullptr);
+  problem->candidate_maxima = problem->maxima;
+  problem->candidate_maxima_stride = problem->score_stride / kScoreBlock;
+  if (own_candidate_maxima) {
+    problem->candidate_maxima_stride = static_cast<int>(
+        (score_stride + problem->candidate_block_size - 1) / problem->candidate_block_size);
+    problem->candidate_maxima =
+        scratch->Allocate<float>(wave_rows * problem->candidate_maxima_stride);
+  }
+  return wave_rows;
+}
+
+Status Indexer(const IndexerArgs& args, Stream& stream) {
+  const int64_t rows = args.layout.num_rows();
+  if (rows == 0) return {};
+  IndexerProblem problem = DescribeProblem(args);
   if (!SelectionSupported(problem)) {
     return Fail(Code::kUnsupported,
                 fmt::format("Indexer: the selection of {} entries does not fit a GPU's shared "
@@ -79,28 +109,8 @@ Status Indexer(const IndexerArgs& args, Stream& stream) {
                 "selected");
   }
 
-  // A restricted choice has a position for every entry of a row's candidate blocks.
-  int64_t positions = int64_t{problem.num_candidates} * problem.candidate_block_size;
-  if (!problem.compact) {
-    positions = std::max(positions, int64_t{problem.max_blocks} * problem.entries_per_block);
-  }
-  const int64_t score_stride = RoundUp(std::max<int64_t>(positions, 1), kScoreRowMultiple);
-  const int64_t wave_rows = WaveRows(rows, score_stride);
   ScratchScope scratch(stream);
-  problem.score_stride = static_cast<int>(score_stride);
-  problem.scores = scratch.Allocate<float>(wave_rows * score_stride);
-  problem.maxima = scratch.Allocate<float>(wave_rows * score_stride / kScoreBlock);
-  const bool own_candidate_maxima =
-      problem.candidates_out != nullptr &&
-      (problem.candidate_block_size != kScoreBlock || problem.candidates != nullptr);
-  problem.candidate_maxima = problem.maxima;
-  problem.candidate_maxima_stride = problem.score_stride / kScoreBlock;
-  if (own_candidate_maxima) {
-    problem.candidate_maxima_stride = static_cast<int>(
-        (score_stride + problem.candidate_block_size - 1) / problem.candidate_block_size);
-    problem.candidate_maxima = scratch.Allocate<float>(wave_rows * problem.candidate_maxima_stride);
-  }
-
+  const int64_t wave_rows = PlaceScores(rows, &problem, &scratch);
   const bool tensor = TensorScoresSupported(problem) && !stream.use_reference();
   for (int64_t begin = 0; begin < rows; begin += wave_rows) {
     problem.row_begin = static_cast<int>(begin);
@@ -115,7 +125,7 @@ Status Indexer(const IndexerArgs& args, Stream& stream) {
       DI_RETURN_IF_ERROR(LaunchBlockMaxima(problem, listed, kScoreBlock, problem.maxima,
                                            problem.score_stride / kScoreBlock, stream));
     }
-    if (own_candidate_maxima) {
+    if (problem.candidates_out != nullptr && problem.candidate_maxima != problem.maxima) {
       DI_RETURN_IF_ERROR(LaunchBlockMaxima(problem, false, problem.candidate_block_size,
                                            problem.candidate_maxima,
                                            problem.candidate_maxima_stride, stream));

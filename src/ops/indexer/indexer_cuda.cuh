@@ -8,6 +8,7 @@
 #include <cstdint>
 
 #include "device.cuh"
+#include "ops/indexer/indexer.h"
 #include "tensor/stream.h"
 
 namespace deepinfer::cuda {
@@ -86,6 +87,11 @@ __device__ inline const uint8_t* Record(const IndexerProblem& problem, int seque
   return problem.blocks + max(table[index], 0) * problem.block_stride +
          static_cast<int64_t>(entry % problem.entries_per_block) * problem.record_bytes;
 }
+
+// Everything but the wave and its scratch memory.
+IndexerProblem DescribeProblem(const IndexerArgs& args);
+// Scratch memory for the scores of a wave; returns how many of the rows a wave has.
+int64_t PlaceScores(int64_t rows, IndexerProblem* problem, ScratchScope* scratch);
 
 // Whether the tensor kernel takes this problem; else the plain one does.
 bool TensorScoresSupported(const IndexerProblem& problem);
