@@ -135,6 +135,7 @@ TEST_F(LinearCudaTest, TheDevicePacksTheBytesOfTheHost) {
 
 TEST_F(LinearCudaTest, AWeightOfManyPiecesIsPackedWhole) {
   DeviceOnly();
+  if (IsSkipped()) return;
   const StoredWeight stored = RandomWeight(WeightFormat::kFp8Block, 8200, 5120, 1);
   const auto weight = PackLinearWeight(stored.source, stream());
   ASSERT_TRUE(weight.has_value()) << weight.error().message;
@@ -402,6 +403,7 @@ TEST_F(LinearCudaTest, WeightsThatWereNotPackedTogetherAreRefused) {
 
 TEST_F(LinearCudaTest, TheModelsShapesAreRightAtFullSize) {
   DeviceOnly();
+  if (IsSkipped()) return;
   const LinearCase cases[] = {
       {WeightFormat::kFp8Block, 1280, 5120}, {WeightFormat::kFp8Block, 1024, 4096},
       {WeightFormat::kFp8Block, 5120, 8192}, {WeightFormat::kFp8Block, 4096, 1280},
