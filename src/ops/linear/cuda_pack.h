@@ -26,7 +26,10 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
+#include <vector>
 
+#include "base/thread_pool.h"
 #include "ops/linear/linear.h"
 #include "tensor/buffer.h"
 
@@ -57,5 +60,15 @@ struct CudaLinearWeight {
 int64_t CudaStripBytes(WeightFormat format, int64_t k);
 // k with padding.
 int64_t CudaPaddedK(WeightFormat format, int64_t k);
+// The output exponent of a stack, 0 where its scales allow that. Errors: kUnsupported for NaN
+// scales and for scales too far apart.
+Result<int> CudaOutputExponent(std::span<const LinearSource> sources, ThreadPool& pool);
+
+// The bytes that the packing kernel writes for one weight, made on the host: the kernel's test, and
+// weights for tests of other kernels.
+std::vector<uint8_t> PackCudaWeightOnHost(const LinearSource& source, int output_exponent);
+// The way back: all k values of one output.
+void UnpackCudaOutput(WeightFormat format, int64_t k, int output_exponent,
+                      std::span<const uint8_t> packed, int64_t output, std::span<float> values);
 
 }  // namespace deepinfer
