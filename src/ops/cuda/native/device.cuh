@@ -360,6 +360,14 @@ __device__ inline void LoadMatrix4Transposed(uint32_t (&r)[4], const void* share
                : "r"(SharedAddress(shared))
                : "memory");
 }
+// The way back: lane i gives the address of row i % 8 of matrix i / 8. Transposed: registers hold
+// columns of what is written, as for LoadMatrix4Transposed.
+__device__ inline void StoreMatrix4Transposed(void* shared, const uint32_t (&r)[4]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
+                   SharedAddress(shared)),
+               "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
+               : "memory");
+}
 // d[16x8] += a[16x16] * b[16x8] in bf16 with fp32 sums. With g = lane / 4 and t = lane % 4:
 //   a[0] = A[g][2t..], a[1] = A[g+8][2t..], a[2] = A[g][2t+8..], a[3] = A[g+8][2t+8..]
 //   b[0] = B[2t..][g], b[1] = B[2t+8..][g]
