@@ -1,6 +1,8 @@
-// A few rows at the AMX level without tiles: AVX-512 multiply-adds that return the bits of
-// linear_amx.cc. With one row, 15 of 16 tile rows would be empty and the time is that of writing
-// weights to memory for the tile loads; here codes are converted in registers and used at once.
+// A few rows of FP8 or bf16 at the AMX level without tiles: AVX-512 multiply-adds that return the
+// bits of linear_amx.cc. With one row, 15 of 16 tile rows would be empty and the time is that of
+// writing weights to memory for the tile loads; here codes are converted in registers and used at
+// once. FP4 stays with the tiles: an fp32 multiply-add and a permute per weight cost more than
+// writing pairs of bf16.
 //
 // Order of summation, that of tdpbf16ps: for every output and block of 32 columns one accumulator
 // takes the even columns in order and one the odd columns, by FMA, starting from zero; then total =
@@ -69,23 +71,6 @@ ExponentRange RangeOf(const LinearTileJob& job) {
     if (high[i] >> 7 > range.largest) range.largest = high[i] >> 7;
   }
   return range;
-}
-
-// Whether sums of unscaled codes, scaled afterwards, have the bits of sums of scaled codes.
-bool ScalesCommute(const LinearTileJob& job) {
-  const ExponentRange x = RangeOf(job);
-  const bool fp8 = job.codes == LinearCodes::kFp8;
-  // Codes are multiples of 2^-9 or 2^-1 and less than 2^9 or 2^3.
-  const int code_quantum = fp8 ? -9 : -1;
-  const int code_limit = fp8 ? 9 : 3;
-  // FP8 codes are converted to 2^-8 of their value.
-  const int unit = fp8 ? -8 : 0;
-  const int min_scale = job.min_scale - 127 < unit ? job.min_scale - 127 : unit;
-  const int max_scale = job.max_scale - 127 > 0 ? job.max_scale - 127 : 0;
-  const int smallest_sum = x.smallest_not_zero - 127 - 7 + code_quantum + min_scale;
-  // Fewer than 2^31 columns.
-  const int sum_limit = x.largest - 126 + code_limit + max_scale + 31;
-  return x.smallest_not_zero > 0 && smallest_sum >= -126 && sum_limit <= 127;
 }
 
 // Word i of a strip (0 or 1 of the 64 bytes that hold two columns of two strips) is code
@@ -161,17 +146,8 @@ struct Fp8Ahead {
 };
 
 // What the sum of a block is multiplied with. Scales beyond fp32's normal range do not come here.
-template <LinearCodes kCodes>
 inline __m512 ScaleOf(const LinearTileJob& job, int64_t block, int strip) {
-  if constexpr (kCodes == LinearCodes::kFp4) {
-    return _mm512_castsi512_ps(_mm512_slli_epi32(
-        _mm512_cvtepu8_epi32(_mm_load_si128(
-            reinterpret_cast<const __m128i*>(job.tile + block * kFp4BlockBytes + 16 * strip))),
-        23));
-  } else {
-    static_assert(kCodes == LinearCodes::kFp8);
-    return _mm512_castsi512_ps(_mm512_set1_epi32((job.tile[2 * block + strip / 2] + 8) << 23));
-  }
+  return _mm512_castsi512_ps(_mm512_set1_epi32((job.tile[2 * block + strip / 2] + 8) << 23));
 }
 
 // `blocks` blocks for kRows rows of x, [kRows][kPieceColumns].
@@ -208,7 +184,7 @@ inline void MultiplyPiece(const LinearTileJob& job, int64_t first_block, int64_t
 #pragma GCC unroll 4
     for (int s = 0; s < kStrips; ++s) {
       __m512 scale = _mm512_undefined_ps();
-      if constexpr (kCodes != LinearCodes::kBf16) scale = ScaleOf<kCodes>(job, first_block + b, s);
+      if constexpr (kCodes != LinearCodes::kBf16) scale = ScaleOf(job, first_block + b, s);
 #pragma GCC unroll 4
       for (int r = 0; r < kRows; ++r) {
         float* total = job.totals + r * kLinearTileOutputs + 16 * s;
@@ -217,63 +193,6 @@ inline void MultiplyPiece(const LinearTileJob& job, int64_t first_block, int64_t
         _mm512_store_ps(total, kCodes == LinearCodes::kBf16 ? _mm512_add_ps(before, sum)
                                                             : _mm512_fmadd_ps(sum, scale, before));
       }
-    }
-  }
-}
-
-// The same for one row of FP4 codes, where decoding is the bound. DecodeBlock loads at the byte of
-// each column's code, so that six of eight loads cross a cache line; here every line is loaded
-// once. A dword holds the codes of 8 columns; with it as the index, a permute of 16 fp32 values
-// gives the column of its low nibble, and a zero-masked permute of 16-bit words, upper words only,
-// that of the nibble 16 bits higher: bf16 values with zeros behind them, without a shift.
-//
-// Measured on two threads of a Xeon (Sapphire Rapids), 5120 x 8192, shares of the read bandwidth of
-// the same run, three runs in turns: 88, 96 and 92 %, before 75, 95 and 75 %. Tried and lost, among
-// others: prefetch into L2, non-temporal, a block at a time, other distances; the next block read
-// ahead into registers or L1; two blocks interleaved; the whole block unrolled.
-inline void MultiplyRowOfFp4(const LinearTileJob& job, int64_t first_block, int64_t blocks,
-                             const float* x) {
-  constexpr int64_t kFp4PrefetchBytes = 3072;
-  const __m512 values = _mm512_setr_ps(0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f, -0.0f, -0.5f,
-                                       -1.0f, -1.5f, -2.0f, -3.0f, -4.0f, -6.0f);
-  // bf16 of the same values, twice: the fifth bit of an index belongs to the next code.
-  const __m512i words = _mm512_set4_epi64(static_cast<int64_t>(0xc0c0c080c040c000u),
-                                          static_cast<int64_t>(0xbfc0bf80bf008000u),
-                                          0x40c0408040404000, 0x3fc03f803f000000);
-  const uint8_t* codes = job.tile + first_block * kFp4BlockBytes;
-  for (int64_t b = 0; b < blocks; ++b) {
-    __m512 even[kStrips];
-    __m512 odd[kStrips];
-#pragma GCC unroll 4
-    for (int s = 0; s < kStrips; ++s) even[s] = odd[s] = _mm512_setzero_ps();
-    codes += 64;  // the scales
-#pragma GCC unroll 1
-    for (int column = 0; column < kLinearBlock; column += 8, codes += 256, x += 8) {
-      __m512i dwords[kStrips];
-#pragma GCC unroll 4
-      for (int s = 0; s < kStrips; ++s) dwords[s] = _mm512_load_si512(codes + 64 * s);
-#pragma GCC unroll 4
-      for (int j = 0; j < 4; ++j) {
-        Prefetch(codes + 64 * j + kFp4PrefetchBytes);
-        const __m512 x0 = _mm512_set1_ps(x[2 * j]);
-        const __m512 x1 = _mm512_set1_ps(x[2 * j + 1]);
-#pragma GCC unroll 4
-        for (int s = 0; s < kStrips; ++s) {
-          const __m512i index =
-              j == 0 ? dwords[s] : _mm512_srli_epi32(dwords[s], static_cast<unsigned>(4 * j));
-          even[s] = _mm512_fmadd_ps(x0, _mm512_permutexvar_ps(index, values), even[s]);
-          odd[s] = _mm512_fmadd_ps(
-              x1, _mm512_castsi512_ps(_mm512_maskz_permutexvar_epi16(0xaaaaaaaau, index, words)),
-              odd[s]);
-        }
-      }
-    }
-#pragma GCC unroll 4
-    for (int s = 0; s < kStrips; ++s) {
-      float* total = job.totals + 16 * s;
-      _mm512_store_ps(total, _mm512_fmadd_ps(_mm512_add_ps(even[s], odd[s]),
-                                             ScaleOf<LinearCodes::kFp4>(job, first_block + b, s),
-                                             _mm512_load_ps(total)));
     }
   }
 }
@@ -295,11 +214,7 @@ template <LinearCodes kCodes, int kRows>
         _mm512_store_si512(piece + r * kPieceColumns + i, _mm512_slli_epi32(words, 16));
       }
     }
-    if constexpr (kCodes == LinearCodes::kFp4 && kRows == 1) {
-      MultiplyRowOfFp4(job, first, blocks, piece);
-    } else {
-      MultiplyPiece<kCodes, kRows>(job, first, blocks, piece);
-    }
+    MultiplyPiece<kCodes, kRows>(job, first, blocks, piece);
   }
 }
 
@@ -325,15 +240,29 @@ void Multiply(const LinearTileJob& job) {
 
 }  // namespace
 
+bool LinearScalesCommute(const LinearTileJob& job) {
+  const ExponentRange x = RangeOf(job);
+  const bool fp8 = job.codes == LinearCodes::kFp8;
+  // Codes are multiples of 2^-9 or 2^-1 and less than 2^9 or 2^3.
+  const int code_quantum = fp8 ? -9 : -1;
+  const int code_limit = fp8 ? 9 : 3;
+  // FP8 codes are converted to 2^-8 of their value.
+  const int unit = fp8 ? -8 : 0;
+  const int min_scale = job.min_scale - 127 < unit ? job.min_scale - 127 : unit;
+  const int max_scale = job.max_scale - 127 > 0 ? job.max_scale - 127 : 0;
+  const int smallest_sum = x.smallest_not_zero - 127 - 7 + code_quantum + min_scale;
+  // Fewer than 2^31 columns.
+  const int sum_limit = x.largest - 126 + code_limit + max_scale + 31;
+  return x.smallest_not_zero > 0 && smallest_sum >= -126 && sum_limit <= 127;
+}
+
 bool LinearTileAmxFewRows(const LinearTileJob& job) {
   if (job.rows > kMaxRows) return false;
   switch (job.codes) {
     case LinearCodes::kFp4:
-      if (!ScalesCommute(job)) return false;
-      Multiply<LinearCodes::kFp4>(job);
-      break;
+      return false;
     case LinearCodes::kFp8:
-      if (!ScalesCommute(job)) return false;
+      if (!job.scales_commute) return false;
       Multiply<LinearCodes::kFp8>(job);
       break;
     case LinearCodes::kBf16:
