@@ -469,12 +469,11 @@ __global__ void __launch_bounds__(kThreads, 1)
   }
   __syncthreads();
   WaitForPreviousKernel();
-  // Together what the block was launched with: 3 * 168 registers per thread. More would wait for ever.
+  // 216 + 168 + 120 = 3 * 168, what the block was launched with: more would wait for ever.
   if (warp < 4) {
     IncreaseRegisters<216>();
     AttendLeft(params, lists, s);
   } else if (warp < 8) {
-    IncreaseRegisters<168>();
     AttendRight(params, lists, s);
   } else {
     DecreaseRegisters<120>();
