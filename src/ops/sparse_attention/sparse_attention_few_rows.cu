@@ -136,7 +136,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   auto& s = *DynamicShared<SharedMemory>();
   const int thread = static_cast<int>(threadIdx.x);
   const int lane = LaneId();
-  const int warp = WarpId();
+  const int warp = UniformWarpId();
   const int group_thread = thread % 128;
   const int rank = static_cast<int>(ClusterRank());
   const int item_index = static_cast<int>(blockIdx.x) / kCluster;
