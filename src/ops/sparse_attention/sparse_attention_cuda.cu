@@ -58,7 +58,7 @@ __global__ void __launch_bounds__(kPlainThreads) PlainAttentionKernel(const Atte
   out += warp * p.dim;
 
   RowKeys keys = WindowKeys(p, row);
-  keys.num_keys += SelectedCountWarp(p, keys);
+  keys.num_keys += SelectedCountWarp(p, row);
   const float* table = p.table + row * p.table_stride;
   const int first_rotated = p.dim - 2 * p.pairs;
   if (active) {
@@ -194,6 +194,12 @@ bool TakesWarpgroups(const AttentionParams& p, const Stream& stream) {
          Aligned(p.out, 2 * p.out_stride);
 }
 
+// Whether eight blocks per row are faster than one: as long as all of them run at once.
+bool TakesFewRows(const AttentionParams& p) {
+  constexpr int kMaxItems = 16;
+  return p.rows * ((p.heads + 63) / 64) <= kMaxItems && p.window + p.topk <= kFewRowsMaxKeys;
+}
+
 AttentionParams MakeParams(const SparseAttentionArgs& args) {
   const BatchLayout& layout = args.layout;
   const auto i32 = [](const TensorView& view) { return static_cast<const int32_t*>(view.data()); };
@@ -248,7 +254,10 @@ AttentionParams MakeParams(const SparseAttentionArgs& args) {
 Status SparseAttention(const SparseAttentionArgs& args, Stream& stream) {
   const AttentionParams params = MakeParams(args);
   if (params.rows == 0) return {};
-  if (TakesWarpgroups(params, stream)) return WarpgroupAttention(params, stream);
+  if (TakesWarpgroups(params, stream)) {
+    return TakesFewRows(params) ? FewRowsAttention(params, stream)
+                                : WarpgroupAttention(params, stream);
+  }
   return PlainAttention(params, stream);
 }
 

@@ -92,12 +92,13 @@ __device__ inline RowKeys WindowKeys(const AttentionParams& p, int row) {
 }
 
 // Entries in front of the first -1, for all lanes of the warp.
-__device__ inline int SelectedCountWarp(const AttentionParams& p, const RowKeys& keys) {
+__device__ inline int SelectedCountWarp(const AttentionParams& p, int row) {
   if (p.kv_blocks == nullptr) return 0;
+  const int32_t* selected = p.selected + row * p.selected_stride;
   int count = 0;
 #pragma unroll 4
   for (int i = LaneId(); i < (p.topk + 31) / 32 * 32; i += 32) {
-    const int entry = i < p.topk ? keys.selected[i] : -1;
+    const int entry = i < p.topk ? selected[i] : -1;
     count += __popc(__ballot_sync(0xffffffffu, entry >= 0));
   }
   return count;
@@ -199,7 +200,11 @@ __device__ inline uint32_t Q8Pair(float x0, float x1, uint32_t byte) {
 // ---- Kernels of other files
 // ----------------------------------------------------------------------
 
-// One block (or more rows after each other) per row, on wgmma: 64 heads x 512 channels.
+// 64 heads (or multiples, or fewer) x 512 channels on Hopper; both give a row the same bits. A
+// block of threads per row, one row after the other:
 Status WarpgroupAttention(const AttentionParams& params, Stream& stream);
+// A cluster of eight blocks per row, for lists of at most kFewRowsMaxKeys keys:
+Status FewRowsAttention(const AttentionParams& params, Stream& stream);
+inline constexpr int kFewRowsMaxKeys = 640;
 
 }  // namespace deepinfer::cuda

@@ -15,26 +15,17 @@
 // which the values warpgroup releases while S still runs.
 //
 // Order of additions (the same in every kernel for these shapes): scores over channels 256 ... 511,
-// then 0 ... 255, in steps of 16; each lane sums its probabilities of a block, the four lanes of a
-// row are added at the end; numerators over keys in steps of 16, rescaled per block of 64.
-#include "ops/sparse_attention/sparse_attention_cuda.cuh"
+// then 0 ... 255, in steps of 16; of the denominator, each lane sums its four probabilities of a
+// step of 16 keys, the steps of a block and the blocks, and the four lanes of a row are added at
+// the end; numerators over keys in steps of 16, rescaled per block of 64.
+#include "ops/sparse_attention/sparse_attention_sm90.cuh"
 #include "warpgroup.cuh"
 
 namespace deepinfer::cuda {
+using namespace attention;
 namespace {
 
-constexpr int kHeads = 64;  // of a work item
-constexpr int kDim = 512;
-constexpr int kHalf = 256;  // channels
-constexpr int kRotated = 64;
-constexpr int kBlockKeys = static_cast<int>(kAttentionBlock);
 constexpr int kThreads = 384;
-
-// Panels are 64 rows (heads or keys) of 128 bytes (64 channels) with the 128-byte swizzle.
-constexpr int kPanelBytes = 64 * 128;
-constexpr int kHalfBytes = 4 * kPanelBytes;
-constexpr int kRight = 1;  // half of the channels; 0 is the left one
-constexpr int kLeft = 0;
 
 struct alignas(1024) SharedMemory {
   uint8_t q[8][kPanelBytes];
@@ -65,29 +56,7 @@ struct Ring {
   }
 };
 
-__device__ inline void ArriveWarp(Barrier* barrier) {
-  __syncwarp();
-  if (LaneId() == 0) BarrierArrive(barrier);
-}
-
-// Work items of a block: blockIdx.x, + gridDim.x, ...
-struct Item {
-  int row;
-  int first_head;
-};
-__device__ inline int ItemsPerRow(const AttentionParams& p) {
-  return (p.heads + kHeads - 1) / kHeads;
-}
-__device__ inline Item ItemOf(const AttentionParams& p, int index) {
-  const int per_row = ItemsPerRow(p);
-  return {index / per_row, index % per_row * kHeads};
-}
-__device__ inline int NumItems(const AttentionParams& p) {
-  return p.rows * ItemsPerRow(p);
-}
-
-// ---- Key lists
-// -----------------------------------------------------------------------------------
+// ---- Key lists ---------------------------------------------------------------------------------
 
 // The key lists of all rows, padded to whole blocks of 64.
 struct KeyLists {
@@ -104,7 +73,7 @@ __global__ void __launch_bounds__(kListThreads)
   AllowNextKernel();
   const int row = static_cast<int>(blockIdx.x);
   RowKeys keys = WindowKeys(p, row);
-  keys.num_keys += SelectedCountWarp(p, keys);
+  keys.num_keys += SelectedCountWarp(p, row);
   const int padded = (keys.num_keys + kBlockKeys - 1) / kBlockKeys * kBlockKeys;
 #pragma unroll 5
   for (int i = static_cast<int>(threadIdx.x); i < padded; i += kListThreads) {
@@ -115,140 +84,40 @@ __global__ void __launch_bounds__(kListThreads)
   if (threadIdx.x == 0) lists.num_keys[row] = keys.num_keys;
 }
 
-// Where 16-byte piece `piece` (of 8) of row `row` lies in a panel.
-__device__ inline int PanelOffset(int row, int piece) {
-  return row * 128 + ((piece ^ (row & 7)) << 4);
-}
-
-// ---- Converter
-// -----------------------------------------------------------------------------------
-
-// 16 channels of one key as they lie in memory: 16 E4M3 codes, 8 bytes of E2M1 codes, or 16 bf16.
-template <bool kBf16>
-struct RawChannels {
-  uint32_t words[kBf16 ? 8 : 4];
-  uint32_t scale;  // byte of the group; bit 8: window key. Not with bf16.
-};
-
-// `part` counts 16 channels inside the half.
-template <bool kBf16>
-__device__ inline void LoadRaw(const uint8_t* reference, int half, int part,
-                               RawChannels<kBf16>& raw) {
-  const auto bits = reinterpret_cast<uintptr_t>(reference);
-  const bool window = (bits & 1u) != 0;
-  const auto* record = reinterpret_cast<const uint8_t*>(bits & ~static_cast<uintptr_t>(1));
-#pragma unroll
-  for (uint32_t& word : raw.words) word = 0;
-  raw.scale = 0;
-  if (record == nullptr) return;
-  if constexpr (kBf16) {
-    const auto* source = reinterpret_cast<const uint4*>(record + half * 512 + part * 32);
-    const uint4 a = __ldg(source);
-    const uint4 b = __ldg(source + 1);
-    raw.words[0] = a.x;
-    raw.words[1] = a.y;
-    raw.words[2] = a.z;
-    raw.words[3] = a.w;
-    raw.words[4] = b.x;
-    raw.words[5] = b.y;
-    raw.words[6] = b.z;
-    raw.words[7] = b.w;
-  } else if (window) {
-    const uint4 a = __ldg(reinterpret_cast<const uint4*>(record + half * kHalf + part * 16));
-    raw.words[0] = a.x;
-    raw.words[1] = a.y;
-    raw.words[2] = a.z;
-    raw.words[3] = a.w;
-    raw.scale = 256u | __ldg(record + kDim + half * (kHalf / 32) + part / 2);
-  } else {
-    const uint2 a = __ldg(reinterpret_cast<const uint2*>(record + half * (kHalf / 2) + part * 8));
-    raw.words[0] = a.x;
-    raw.words[1] = a.y;
-    raw.scale = __ldg(record + kDim / 2 + half * (kHalf / 16) + part);
-  }
-}
-
-template <bool kBf16>
-__device__ inline void DecodeRaw(const RawChannels<kBf16>& raw, uint4& low, uint4& high) {
-  if constexpr (kBf16) {
-    low = DecodeBf16(make_uint4(raw.words[0], raw.words[1], raw.words[2], raw.words[3]));
-    high = DecodeBf16(make_uint4(raw.words[4], raw.words[5], raw.words[6], raw.words[7]));
-  } else if ((raw.scale & 256u) != 0) {
-    const uint32_t factor = Q8Factor(raw.scale & 255u);
-    low = DecodeE4M3(raw.words[0], raw.words[1], factor);
-    high = DecodeE4M3(raw.words[2], raw.words[3], factor);
-  } else {
-    const uint32_t factor = Q4EFactor(raw.scale);
-    low = DecodeE2M1(raw.words[0], factor);
-    high = DecodeE2M1(raw.words[1], factor);
-  }
-}
-
-// Starts to bring q of an item; the 128 threads of the converter. What is rotated is written here.
-__device__ inline void StartQueries(const AttentionParams& p, const Item& item, SharedMemory& s) {
-  const int thread = static_cast<int>(threadIdx.x) % 128;
-  const uint16_t* q = p.q + item.row * p.q_stride + static_cast<int64_t>(item.first_head) * kDim;
-  const int heads = min(kHeads, p.heads - item.first_head);
-  // A thread keeps its piece of a panel; 16 heads go at a time.
-  const int piece = thread % 8;
-  const int panels = p.rotate_q ? 7 : 8;
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const int head = thread / 8 + 16 * i;
-    const bool valid = head < heads;
-    const uint16_t* source = q + (valid ? head * kDim : 0) + piece * 8;
-    for (int panel = 0; panel < panels; ++panel)
-      CopyAsync16OrZero(s.q[panel] + PanelOffset(head, piece), source + panel * 64, valid);
-  }
-  CommitCopies();
-  if (!p.rotate_q) return;
-  const auto* table =
-      reinterpret_cast<const float4*>(p.table + item.row * p.table_stride + piece * 8);
-  const float4 angle[2] = {__ldg(table), __ldg(table + 1)};
-  uint4 x[4];
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const int head = thread / 8 + 16 * i;
-    x[i] = make_uint4(0u, 0u, 0u, 0u);
-    if (head < heads)
-      x[i] = __ldg(reinterpret_cast<const uint4*>(q + head * kDim + kDim - kRotated + piece * 8));
-  }
-  const auto rotate = [](uint32_t& pair, float cos, float sin) {
-    float x0 = Bf16LowToFloat(pair);
-    float x1 = Bf16HighToFloat(pair);
-    RotatePair(x0, x1, cos, sin);
-    pair = FloatsToBf16x2(x0, x1);
-  };
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    rotate(x[i].x, angle[0].x, angle[0].y);
-    rotate(x[i].y, angle[0].z, angle[0].w);
-    rotate(x[i].z, angle[1].x, angle[1].y);
-    rotate(x[i].w, angle[1].z, angle[1].w);
-    *reinterpret_cast<uint4*>(s.q[7] + PanelOffset(thread / 8 + 16 * i, piece)) = x[i];
-  }
-}
-
 // The blocks of 64 keys of a block's items, one after the other.
 struct BlockCursor {
-  int item;
-  int begin = 0;     // of the block in the item's list
-  int num_keys = 0;  // of the item
+  int item = 0;
+  int row = 0;
+  int begin = 0;           // of the block in the item's list
+  int num_keys = 0;        // of the item
+  int following_keys = 0;  // of the item after it, read ahead
 
-  // Goes to the first item at or behind `index` that has keys.
-  __device__ void Seek(const AttentionParams& p, const KeyLists& lists, int index) {
-    begin = 0;
-    for (item = index; item < NumItems(p); item += static_cast<int>(gridDim.x)) {
-      num_keys = lists.num_keys[ItemOf(p, item).row];
-      if (num_keys > 0) return;
-    }
+  __device__ void Start(const AttentionParams& p, const KeyLists& lists) {
+    item = static_cast<int>(blockIdx.x) - static_cast<int>(gridDim.x);
+    following_keys = KeysOf(p, lists, static_cast<int>(blockIdx.x));
+    NextItem(p, lists);
   }
   __device__ void Advance(const AttentionParams& p, const KeyLists& lists) {
     begin += kBlockKeys;
-    if (begin >= num_keys) Seek(p, lists, item + static_cast<int>(gridDim.x));
+    if (begin >= num_keys) NextItem(p, lists);
   }
   __device__ bool Valid(const AttentionParams& p) const {
     return item < NumItems(p);
+  }
+
+ private:
+  // Goes to the next item that has keys.
+  __device__ void NextItem(const AttentionParams& p, const KeyLists& lists) {
+    begin = 0;
+    do {
+      item += static_cast<int>(gridDim.x);
+      num_keys = following_keys;
+      following_keys = KeysOf(p, lists, item + static_cast<int>(gridDim.x));
+    } while (Valid(p) && num_keys == 0);
+    row = ItemOf(p, item).row;
+  }
+  __device__ static int KeysOf(const AttentionParams& p, const KeyLists& lists, int item) {
+    return item < NumItems(p) ? lists.num_keys[ItemOf(p, item).row] : 0;
   }
 };
 
@@ -262,47 +131,46 @@ __device__ void ConvertKeys(const AttentionParams& p, const KeyLists& lists, Sha
   const int part = (lane & 3) | ((lane >> 3) << 2);
   const int odd = (lane >> 2) & 1;
   const int first_key = (WarpId() & 3) * 16;
-  // Of the first of the 16 channels.
-  const int panel = part / 4 * kPanelBytes;
-  const int piece = (part & 3) * 2;
+  // Where the first of the 16 channels of step 0 goes; see PanelOffset.
+  const uint32_t first_target =
+      static_cast<uint32_t>(part / 4 * kPanelBytes + PanelOffset(first_key + odd, (part & 3) * 2));
+  // Of the key that this lane tells the others.
   const auto reference = [&](const BlockCursor& cursor) -> const uint8_t* {
     if (!cursor.Valid(p)) return nullptr;
-    return lists.records[static_cast<int64_t>(ItemOf(p, cursor.item).row) * lists.stride +
-                         cursor.begin + first_key + lane % 16];
+    return lists.records[static_cast<int64_t>(cursor.row) * lists.stride + cursor.begin +
+                         first_key + lane % 16];
   };
-  const uint8_t* records[kSteps];
-  const auto spread = [&](const uint8_t* mine) {
-#pragma unroll
-    for (int i = 0; i < kSteps; ++i) {
-      records[i] = reinterpret_cast<const uint8_t*>(
-          __shfl_sync(0xffffffffu, reinterpret_cast<unsigned long long>(mine), 2 * i + odd));
-    }
+  const auto record = [&](const uint8_t* mine, int step) {
+    return reinterpret_cast<const uint8_t*>(
+        __shfl_sync(0xffffffffu, reinterpret_cast<unsigned long long>(mine), 2 * step + odd));
   };
 
   BlockCursor cursor;
-  cursor.Seek(p, lists, static_cast<int>(blockIdx.x));
+  cursor.Start(p, lists);
   if (!cursor.Valid(p)) return;
   BlockCursor ahead = cursor;
   RawChannels<kBf16> raw[kSteps];
-  spread(reference(ahead));
+  const uint8_t* current = reference(ahead);
 #pragma unroll
-  for (int i = 0; i < kSteps; ++i) LoadRaw<kBf16>(records[i], kRight, part, raw[i]);
+  for (int i = 0; i < kSteps; ++i) LoadRaw<kBf16>(record(current, i), kRight, part, raw[i]);
   ahead.Advance(p, lists);
   const uint8_t* next = reference(ahead);
   Ring<2> tiles;
   uint32_t q_phase = 0;
   // Decodes a half of the tile and reads another one; missing keys are zeros.
-  const auto convert = [&](int half, int next_half) {
+  const auto convert = [&](int half, const uint8_t* mine, int next_half) {
     BarrierWait(&s.keys_empty[tiles.slot][half], tiles.empty_phase());
-    uint8_t* tile = s.keys[tiles.slot][half] + panel;
+    uint8_t* tile = s.keys[tiles.slot][half];
 #pragma unroll
     for (int i = 0; i < kSteps; ++i) {
-      const int key = first_key + 2 * i + odd;
       uint4 low, high;
       DecodeRaw<kBf16>(raw[i], low, high);
-      LoadRaw<kBf16>(records[i], next_half, part, raw[i]);
-      *reinterpret_cast<uint4*>(tile + PanelOffset(key, piece)) = low;
-      *reinterpret_cast<uint4*>(tile + PanelOffset(key, piece + 1)) = high;
+      LoadRaw<kBf16>(record(mine, i), next_half, part, raw[i]);
+      // Two rows on: 256 bytes, and the swizzle's row by two.
+      const uint32_t target =
+          (first_target ^ static_cast<uint32_t>((2 * i & 7) << 4)) + static_cast<uint32_t>(256 * i);
+      *reinterpret_cast<uint4*>(tile + target) = low;
+      *reinterpret_cast<uint4*>(tile + (target ^ 16u)) = high;
     }
     FenceAsyncProxy();
     ArriveWarp(&s.keys_full[tiles.slot][half]);
@@ -311,26 +179,25 @@ __device__ void ConvertKeys(const AttentionParams& p, const KeyLists& lists, Sha
     const bool first = cursor.begin == 0;
     if (first) {
       BarrierWait(&s.q_empty, q_phase ^ 1u);
-      StartQueries(p, ItemOf(p, cursor.item), s);
+      StartQueries(p, ItemOf(p, cursor.item), s.q[0]);
     }
-    convert(kRight, kLeft);
+    convert(kRight, current, kLeft);
     if (first) {
       WaitCopies<0>();
       FenceAsyncProxy();
       ArriveWarp(&s.q_full);
       q_phase ^= 1u;
     }
-    spread(next);
+    current = next;
     cursor = ahead;
     ahead.Advance(p, lists);
     next = reference(ahead);
-    convert(kLeft, kRight);
+    convert(kLeft, current, kRight);
     tiles.Advance();
   }
 }
 
-// ---- Math
-// ----------------------------------------------------------------------------------------
+// ---- Math --------------------------------------------------------------------------------------
 
 struct SoftmaxState {
   float maximum[2];  // of heads g and g + 8
@@ -406,79 +273,35 @@ __device__ inline float2 Softmax(float (&scores)[32], int size, float scale, Sof
     const float maximum = fmaxf(state.maximum[r], largest * scale);
     rescale[r] = Exp2(state.maximum[r] - maximum);
     state.maximum[r] = maximum;
-    float sum = 0.0f;
+    float sum[4];  // of steps of 16 keys
 #pragma unroll
-    for (int i = 0; i < 16; ++i) {
-      float& x = scores[i / 2 * 4 + 2 * r + i % 2];
-      x = Exp2(x * scale - maximum);
-      sum += x;
+    for (int k = 0; k < 4; ++k) {
+      float* x = scores + 8 * k + 2 * r;
+      x[0] = Exp2(x[0] * scale - maximum);
+      x[1] = Exp2(x[1] * scale - maximum);
+      x[4] = Exp2(x[4] * scale - maximum);
+      x[5] = Exp2(x[5] * scale - maximum);
+      sum[k] = (x[0] + x[1]) + (x[4] + x[5]);
     }
-    state.sum[r] = fmaf(state.sum[r], rescale[r], sum);
+    state.sum[r] = fmaf(state.sum[r], rescale[r], (sum[0] + sum[1]) + (sum[2] + sum[3]));
   }
   return make_float2(rescale[0], rescale[1]);
 }
 
-// Normalises, rotates back, rounds and stores one half of the channels of 64 heads.
+// Normalises and stores one half of the channels of 64 heads.
 template <int kOutHalf>
 __device__ inline void StoreHalf(const AttentionParams& p, const Item& item, float (&out)[128],
                                  const float (&normaliser)[2]) {
-  const int lane = LaneId();
-  const int quad_lane = lane % 4;
-  const int first_head = item.first_head + (WarpId() & 3) * 16 + lane / 4;
-  const float* table = p.table + item.row * p.table_stride + 2 * quad_lane;
+  const int first_head = item.first_head + (WarpId() & 3) * 16 + LaneId() / 4;
 #pragma unroll
   for (int group = 0; group < 8; ++group) {
-    float2 angle[4];
-    if (kOutHalf == kRight && group >= 6) {
-#pragma unroll
-      for (int j = 0; j < 4; ++j)
-        angle[j] = __ldg(reinterpret_cast<const float2*>(table + ((group - 6) * 4 + j) * 8));
-    }
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       float x[8];
 #pragma unroll
-      for (int j = 0; j < 8; ++j) {
+      for (int j = 0; j < 8; ++j)
         x[j] = out[(group * 4 + j / 2) * 4 + 2 * r + j % 2] * normaliser[r];
-        if (!p.production) x[j] = Bf16ToFloat(FloatToBf16(x[j]));
-      }
-      if (kOutHalf == kRight && group >= 6) {
-#pragma unroll
-        for (int j = 0; j < 4; ++j) RotatePair(x[2 * j], x[2 * j + 1], angle[j].x, -angle[j].y);
-      }
-      uint32_t pairs[4];
-      if (p.production) {
-        float amax = fabsf(x[0]);
-#pragma unroll
-        for (int j = 1; j < 8; ++j) amax = fmaxf(amax, fabsf(x[j]));
-        amax = fmaxf(amax, __shfl_xor_sync(0xffffffffu, amax, 1));
-        amax = fmaxf(amax, __shfl_xor_sync(0xffffffffu, amax, 2));
-        const uint32_t byte = Q8Byte(amax);
-#pragma unroll
-        for (int j = 0; j < 4; ++j) pairs[j] = Q8Pair(x[2 * j], x[2 * j + 1], byte);
-      } else {
-#pragma unroll
-        for (int j = 0; j < 4; ++j) pairs[j] = FloatsToBf16x2(x[2 * j], x[2 * j + 1]);
-      }
-      // Lane t of four has pair t of each of four 16-byte pieces; transposed, it has piece t.
-#pragma unroll
-      for (int j = 0; j < 4; j += 2) {
-        const bool odd = (quad_lane & 1) != 0;
-        const uint32_t received = __shfl_xor_sync(0xffffffffu, odd ? pairs[j] : pairs[j + 1], 1);
-        (odd ? pairs[j] : pairs[j + 1]) = received;
-      }
-#pragma unroll
-      for (int j = 0; j < 2; ++j) {
-        const bool high = (quad_lane & 2) != 0;
-        const uint32_t received = __shfl_xor_sync(0xffffffffu, high ? pairs[j] : pairs[j + 2], 2);
-        (high ? pairs[j] : pairs[j + 2]) = received;
-      }
-      const int head = first_head + 8 * r;
-      if (head < p.heads) {
-        uint16_t* target = p.out + item.row * p.out_stride + static_cast<int64_t>(head) * kDim +
-                           kOutHalf * kHalf + group * 32 + quad_lane * 8;
-        *reinterpret_cast<uint4*>(target) = make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
-      }
+      StoreGroup(p, item.row, first_head + 8 * r, kOutHalf * kHalf + group * 32, x);
     }
   }
 }
@@ -528,14 +351,15 @@ __device__ void AttendLeft(const AttentionParams& p, const KeyLists& lists, Shar
       }
       BarrierWait(&s.probabilities_empty[slots.slot], slots.empty_phase());
       // Eight rows of a store are in eight pieces of 16 bytes, four lanes in one: no bank twice.
+      uint8_t* target = s.probabilities[slots.slot];
+      const uint32_t offset = static_cast<uint32_t>(PanelOffset(head, 0) + lane % 4 * 4);
 #pragma unroll
       for (int j = 0; j < 8; ++j) {
-#pragma unroll
-        for (int r = 0; r < 2; ++r) {
-          *reinterpret_cast<uint32_t*>(s.probabilities[slots.slot] + PanelOffset(head + 8 * r, j) +
-                                       lane % 4 * 4) =
-              FloatsToBf16x2(scores[4 * j + 2 * r], scores[4 * j + 2 * r + 1]);
-        }
+        const uint32_t piece = offset ^ static_cast<uint32_t>(j << 4);
+        *reinterpret_cast<uint32_t*>(target + piece) =
+            FloatsToBf16x2(scores[4 * j], scores[4 * j + 1]);
+        *reinterpret_cast<uint32_t*>(target + piece + 8 * 128) =
+            FloatsToBf16x2(scores[4 * j + 2], scores[4 * j + 3]);
       }
       if (lane % 4 == 0) {
         s.rescale[slots.slot][head] = rescale.x;
@@ -645,12 +469,11 @@ __global__ void __launch_bounds__(kThreads, 1)
   }
   __syncthreads();
   WaitForPreviousKernel();
-  // Together what the block was launched with: 3 * 168 registers per thread. More would wait for ever.
+  // 216 + 168 + 120 = 3 * 168, what the block was launched with: more would wait for ever.
   if (warp < 4) {
     IncreaseRegisters<216>();
     AttendLeft(params, lists, s);
   } else if (warp < 8) {
-    IncreaseRegisters<168>();
     AttendRight(params, lists, s);
   } else {
     DecreaseRegisters<120>();
