@@ -50,9 +50,16 @@ struct RowGroup {
 // Rows of a sequence form groups of kRows, counted from the sequence's first row or the wave's.
 template <int kRows>
 __device__ inline RowGroup GroupAt(const IndexerProblem& problem, int row) {
-  RowGroup group = {row, 0, problem.row_sequence[row], 0};
+  RowGroup group = {row, 1, problem.row_sequence[row], 0};
+  if constexpr (kRows == 1) {
+    group.n_vis = VisibleEntries(problem, row);
+    return group;
+  }
   const int first = max(problem.row_begin, problem.sequence_start[group.sequence]);
-  if ((row - first) % kRows != 0) return group;  // inside a group
+  if ((row - first) % kRows != 0) {  // inside a group
+    group.rows = 0;
+    return group;
+  }
   const int end = min(problem.row_end, problem.sequence_start[group.sequence + 1]);
   group.rows = max(1, min(kRows, end - row));
   group.n_vis = VisibleEntries(problem, row + group.rows - 1);
@@ -209,7 +216,9 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm<kRows>)
     for (int s = 0; s < kStages; ++s) BarrierInit(&shared.full[s], 1);
     FenceBarrierInit();
   }
+  WaitForPreviousKernel();
   ListTiles<kRows>(problem, prefix, shared);  // ends with a barrier
+  AllowNextKernel();  // all blocks run at once, so the next kernel's take room that is left
   const int num_rows = problem.row_end - problem.row_begin;
   const int64_t total = prefix[num_rows - 1];
   int cursor = static_cast<int>(total * blockIdx.x / gridDim.x);
@@ -457,6 +466,7 @@ Status LaunchKernel(const IndexerProblem& problem, Stream& stream) {
   LaunchConfig config;
   config.grid.x = static_cast<uint32_t>(stream.sm_count() * kBlocksPerSm<kRows>);
   config.block = kThreads;
+  config.overlap_previous = true;
   config.shared_bytes = SharedLayout<kRows, kFormat>::kFixed +
                         static_cast<int>(sizeof(int)) * (problem.row_end - problem.row_begin);
   return Launch("IndexerScores", TensorScoresKernel<kRows, kFormat, kWarpgroup>, config, stream,
