@@ -12,6 +12,7 @@
 #pragma once
 
 #include "ops/indexer/indexer_cuda.cuh"
+#include "packed_integers.cuh"
 #include "warpgroup_e4m3.cuh"
 
 namespace deepinfer::cuda {
@@ -38,6 +39,12 @@ inline constexpr int kKSteps = kColumnBytes<kFormat> / 32;
 // d + |d|, twice that, for odd ones: the two instructions run on different units.
 __device__ inline float HeadFactor(uint16_t weight, int head, float power_of_two) {
   return __fmul_rn(Bf16ToFloat(weight), head % 2 == 0 ? power_of_two : 0.5f * power_of_two);
+}
+
+// Where a head's factor lies among a row's: the eight that a thread of a quad needs are in
+// sequence.
+__device__ inline int FactorSlot(int head) {
+  return head % 8 / 2 * 8 + head / 8 * 2 + head % 2;
 }
 
 // A thread's part of one packed key: the codes of its group, and all scales.
@@ -155,7 +162,7 @@ __device__ void StageQueriesBf16(const IndexerProblem& problem, int row, int row
   }
   for (int e = static_cast<int>(threadIdx.x); e < rows * kHeads; e += kScoreThreads) {
     const int h = e % kHeads;
-    weights[e] =
+    weights[e - h + FactorSlot(h)] =
         HeadFactor(problem.weights[(row + e / kHeads) * problem.weights_stride + h], h, 1.0f);
   }
 }
@@ -175,16 +182,52 @@ __device__ inline bool IsWide(const PackedKey& packed, int quad_lane) {
              0;
 }
 
-// The E4M3 codes of a packed key in order, normalised.
-__device__ inline void DecodePackedKeyE4M3(const PackedKey& packed, int quad_lane,
-                                           uint32_t (&values)[8]) {
-  const uint32_t gap = min(ScaleGap(packed, quad_lane), static_cast<uint32_t>(kLargestGap));
+// A thread's parts of the two packed keys that it works on, which are 8 records apart. Scales of
+// both are halves of a word.
+struct PackedKeyPair {
+  uint32_t low_codes[4];
+  uint32_t high_codes[4];
+  uint32_t largest;  // scales
+  uint32_t gaps;     // binades by which the thread's scales are below
+  bool wide;         // one of the two does not fit
+};
+
+__device__ inline PackedKeyPair LoadPackedKeyPair(const uint8_t* record, int quad_lane) {
+  constexpr int kApart = kScoreBlock * kPackedRecord;
+  PackedKeyPair pair;
+#pragma unroll
+  for (int j = 0; j < 4; ++j) {
+    pair.low_codes[j] = reinterpret_cast<const uint32_t*>(record)[4 * quad_lane + j];
+    pair.high_codes[j] = reinterpret_cast<const uint32_t*>(record + kApart)[4 * quad_lane + j];
+  }
+  const uint8_t* scale = record + kChannels / 2 + quad_lane;
+  const uint32_t own = scale[0] | (static_cast<uint32_t>(scale[kApart]) << 16);
+  pair.largest = MaxU16x2(own, __shfl_xor_sync(0xffffffffu, own, 1));
+  pair.largest = MaxU16x2(pair.largest, __shfl_xor_sync(0xffffffffu, pair.largest, 2));
+  pair.gaps = pair.largest - own;
+  pair.wide = false;
+  constexpr uint32_t kToTopBit = 0x8000u - (kLargestGap + 1);  // reached by gaps that are too large
+  if (((pair.gaps + kToTopBit * 0x00010001u) & 0x80008000u) != 0) {
+    const uint32_t low =
+        pair.low_codes[0] | pair.low_codes[1] | pair.low_codes[2] | pair.low_codes[3];
+    const uint32_t high =
+        pair.high_codes[0] | pair.high_codes[1] | pair.high_codes[2] | pair.high_codes[3];
+    pair.wide = ((pair.gaps & 0xffffu) > kLargestGap && (low & 0x77777777u) != 0) ||
+                ((pair.gaps >> 16) > kLargestGap && (high & 0x77777777u) != 0);
+    pair.gaps = MinU16x2(pair.gaps, kLargestGap * 0x00010001u);
+  }
+  return pair;
+}
+
+// E4M3 codes, in order, of the thread's group of a key whose scale is `gap` below the largest.
+__device__ inline void DecodeE4M3(const uint32_t (&packed_codes)[4], uint32_t gap,
+                                  uint32_t (&values)[8]) {
   // E4M3 codes of the magnitudes 0, 0.5, 1, 1.5 and 2, 3, 4, 6 times 2^(6 - gap).
   const uint32_t lower = 0x6c686000u - gap * 0x08080800u;
   const uint32_t upper = 0x7c787470u - gap * 0x08080808u;
 #pragma unroll
   for (int j = 0; j < 4; ++j) {
-    const uint32_t codes = packed.codes[j];
+    const uint32_t codes = packed_codes[j];
     const uint32_t shifted = codes << 4;
     const uint32_t magnitudes = codes & 0x77777777u;
     // The codes' signs as the top bits of four bytes: even codes from the shifted word.
@@ -262,7 +305,7 @@ __device__ inline void StageQueriesE4M3(const IndexerProblem& problem, int row, 
     if (!exact) atomicOr(wide_rows, 1u << (column / kHeads));
     if (piece == 0) {
       const int h = column % kHeads;
-      weights[column] = HeadFactor(
+      weights[column - h + FactorSlot(h)] = HeadFactor(
           problem.weights[query_row * problem.weights_stride + h], h,
           __uint_as_float(static_cast<uint32_t>(exponent - kQueryExponent - kKeyExponent) << 23));
     }

@@ -36,8 +36,6 @@ constexpr int kTileRuns = kTile / kScoreBlock;
 constexpr int kTileBytes = kTile * kPackedRecord;
 constexpr int kRunBytes = kScoreBlock * kPackedRecord;
 constexpr int kStages = 5;
-// The arithmetic of packed keys, for every step: decode and prefill must agree.
-constexpr KeyFormat kPackedFormat = KeyFormat::kPackedE4M3;
 
 // Where a row group's tiles lie.
 struct RowGroup {
@@ -74,8 +72,8 @@ __device__ inline int GroupTiles(const IndexerProblem& problem, const RowGroup& 
 struct SharedState {
   Barrier full[kStages];
   int warp_sums[kThreads / 32];
-  int visible_positions[8];  // per row of the group: positions from here on are not visible
-  unsigned wide_rows;        // a bit per row of the group
+  int visible_positions[16];  // per row of the group: positions from here on are not visible
+  unsigned wide_rows;         // a bit per row of the group
 };
 
 // prefix[i] = tiles of rows up to and including row_begin + i.
@@ -106,9 +104,9 @@ __device__ void ListTiles(const IndexerProblem& problem, int* prefix, SharedStat
   }
 }
 
-// Queries per batch of products: eight are two batches of four.
+// Queries per batch of products; several batches alternate between two sets of accumulators.
 template <int kRows>
-inline constexpr int kPartRows = kRows == 8 ? 4 : kRows;
+inline constexpr int kPartRows = kRows > 4 ? 4 : kRows;
 template <int kRows>
 inline constexpr int kBlocksPerSm = kRows == 1   ? 5
                                     : kRows == 2 ? 4
@@ -128,13 +126,6 @@ struct SharedLayout {
   static constexpr int kFixed = kPanels + kWidePanels + kRing + kWeights + kWideWeights;
 };
 
-// A thread's part of a tile of packed keys, not decoded.
-struct PackedTile {
-  PackedKey low;
-  PackedKey high;
-  bool any_wide;  // in the tile
-};
-
 // Head sums of one batch of products. Even threads of a quad end up with the lower key, odd ones
 // with the eighth after it; of two rows at a time, threads 0 and 1 take the first. Calls use(row of
 // the part, score) for each score of the thread, all threads alike; with one row threads 2 and 3
@@ -149,15 +140,19 @@ __device__ inline void AddHeads(const float (&products)[16 * kRows], const float
   for (int r = 0; r < kRows; ++r) {
     float low_sum = 0.0f;
     float high_sum = 0.0f;
+    const float4* factors = reinterpret_cast<const float4*>(weights + r * kHeads + 8 * quad_lane);
 #pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      const float2 w =
-          *reinterpret_cast<const float2*>(weights + r * kHeads + 8 * j + 2 * quad_lane);
+    for (int j = 0; j < 4; j += 2) {
+      const float4 w = factors[j / 2];
       const float* d = products + 16 * r + 4 * j;
       low_sum = __fmaf_rn(fmaxf(d[0], 0.0f), w.x, low_sum);
-      low_sum = __fmaf_rn(__fadd_rn(d[1], fabsf(d[1])), w.y, low_sum);
       high_sum = __fmaf_rn(fmaxf(d[2], 0.0f), w.x, high_sum);
+      low_sum = __fmaf_rn(__fadd_rn(d[1], fabsf(d[1])), w.y, low_sum);
       high_sum = __fmaf_rn(__fadd_rn(d[3], fabsf(d[3])), w.y, high_sum);
+      low_sum = __fmaf_rn(fmaxf(d[4], 0.0f), w.z, low_sum);
+      high_sum = __fmaf_rn(fmaxf(d[6], 0.0f), w.z, high_sum);
+      low_sum = __fmaf_rn(__fadd_rn(d[5], fabsf(d[5])), w.w, low_sum);
+      high_sum = __fmaf_rn(__fadd_rn(d[7], fabsf(d[7])), w.w, high_sum);
     }
     const float kept = odd ? high_sum : low_sum;
     const float sent = odd ? low_sum : high_sum;
@@ -193,11 +188,10 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm<kRows>)
     TensorScoresKernel(const IndexerProblem problem) {
   using Layout = SharedLayout<kRows, kFormat>;
   constexpr bool kPacked = kFormat != KeyFormat::kBf16;
-  constexpr bool kE4M3 = kFormat == KeyFormat::kPackedE4M3;
   constexpr int kColumns = kRows * kHeads;
   constexpr int kPart = kPartRows<kRows>;
   constexpr int kSteps = kKSteps<kFormat>;
-  constexpr bool kTwoParts = kPart < kRows;
+  constexpr int kParts = kRows / kPart;
   uint8_t* panels = DynamicShared<uint8_t>();
   uint8_t* wide_panels = panels + Layout::kPanels;
   uint8_t* ring = wide_panels + Layout::kWidePanels;
@@ -304,10 +298,10 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm<kRows>)
     }
     if (thread == 0) shared.wide_rows = 0;
     __syncthreads();
-    if constexpr (kE4M3) {
+    if constexpr (kPacked) {
       StageQueriesE4M3(problem, group.row, group.rows, panels, weights, &shared.wide_rows);
     } else {
-      StageQueriesBf16<kRows, kPacked>(problem, group.row, group.rows, panels, weights);
+      StageQueriesBf16<kRows, false>(problem, group.row, group.rows, panels, weights);
     }
     if (problem.compact && group.n_vis % kScoreBlock != 0) {
       // The newest block is not full: its place in the list, if it is there, ends what is visible.
@@ -319,19 +313,13 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm<kRows>)
     FenceAsyncProxy();
     __syncthreads();
 
-    // Takes tile i out of the ring.
-    const auto load_packed = [&](int i, PackedTile* tile) {
+    // Takes tile i out of the ring. Returns whether it has wide keys.
+    const auto load_packed = [&](int i, PackedKeyPair* pair) {
       BarrierWait(&shared.full[stage], parity);
-      const uint8_t* record = ring + stage * kTileBytes + (16 * warp + key) * kPackedRecord;
-      tile->low = LoadPackedKey(record, quad_lane);
-      tile->high = LoadPackedKey(record + kRunBytes, quad_lane);
+      *pair = LoadPackedKeyPair(ring + stage * kTileBytes + (16 * warp + key) * kPackedRecord,
+                                quad_lane);
       // The stage is free when all have read it.
-      if constexpr (kE4M3) {
-        tile->any_wide =
-            __syncthreads_or(IsWide(tile->low, quad_lane) || IsWide(tile->high, quad_lane)) != 0;
-      } else {
-        __syncthreads();
-      }
+      const bool any_wide = __syncthreads_or(pair->wide) != 0;
       if (warp == 0 && i + kStages < tiles) {
         start_copy(stage, next_run, next_block);
         next_run = after_run;
@@ -342,28 +330,24 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm<kRows>)
         stage = 0;
         parity ^= 1u;
       }
+      return any_wide;
     };
     // The operand A of tile i.
-    const auto make_operand = [&](int i, const PackedTile& tile, uint32_t(&a)[kSteps][4]) {
-      if constexpr (kE4M3) {
+    const auto make_operand = [&](int i, const PackedKeyPair& pair, uint32_t(&a)[kSteps][4]) {
+      if constexpr (kPacked) {
         uint32_t low[8];
         uint32_t high[8];
-        DecodePackedKeyE4M3(tile.low, quad_lane, low);
-        DecodePackedKeyE4M3(tile.high, quad_lane, high);
+        DecodeE4M3(pair.low_codes, pair.gaps & 0xffffu, low);
+        DecodeE4M3(pair.high_codes, pair.gaps >> 16, high);
         CombineE4M3(low, high, a);
       } else {
+        const uint8_t* low_record;
+        const uint8_t* high_record;
+        key_records(i, &low_record, &high_record);
         uint32_t low[16];
         uint32_t high[16];
-        if constexpr (kPacked) {
-          DecodePackedKeyBf16(tile.low, quad_lane, low);
-          DecodePackedKeyBf16(tile.high, quad_lane, high);
-        } else {
-          const uint8_t* low_record;
-          const uint8_t* high_record;
-          key_records(i, &low_record, &high_record);
-          LoadBf16Key(low_record, quad_lane, low);
-          LoadBf16Key(high_record, quad_lane, high);
-        }
+        LoadBf16Key(low_record, quad_lane, low);
+        LoadBf16Key(high_record, quad_lane, high);
         CombineBf16(low, high, a);
       }
     };
@@ -382,7 +366,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm<kRows>)
       });
     };
     // Scores wide pairs of the tile again, row by row.
-    const auto finish_wide = [&](int i, bool any_wide) {
+    const auto finish_wide = [&](int i, bool tile_wide) {
       const uint8_t* low_record;
       const uint8_t* high_record;
       key_records(i, &low_record, &high_record);
@@ -396,7 +380,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm<kRows>)
       wide_keys |= __shfl_xor_sync(0xffffffffu, wide_keys, 2);
       for (int row = 0; row < group.rows; ++row) {
         const bool wide_row = ((shared.wide_rows >> row) & 1u) != 0;
-        if (!wide_row && !any_wide) continue;
+        if (!wide_row && !tile_wide) continue;
         __syncthreads();  // the scores of this tile are in memory
         StageQueriesBf16<1, true>(problem, group.row + row, 1, wide_panels, wide_weights);
         FenceAsyncProxy();
@@ -424,38 +408,52 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm<kRows>)
       }
     };
 
-    const auto scale_of = [&](const PackedTile& tile) {
-      if constexpr (!kPacked) return 1.0f;
-      return KeyFactor(odd != 0 ? tile.high.scales : tile.low.scales);
-    };
-
     // The next tile leaves the ring while products are under way, and is decoded when they are
     // done: the operand's registers are in use until then. No products are under way from one
     // iteration to the next: the compiler would then wait after each instruction.
-    PackedTile tile = {};
-    if constexpr (kPacked) load_packed(0, &tile);
+    PackedKeyPair pair = {};
+    bool any_wide = false;
+    if constexpr (kPacked) any_wide = load_packed(0, &pair);
     for (int i = 0; i < tiles; ++i) {
-      const bool any_wide = tile.any_wide;
-      const float scale = scale_of(tile);
+      const bool tile_wide = any_wide;
+      float scale = 1.0f;
+      if constexpr (kPacked)
+        scale = __uint_as_float((odd != 0 ? pair.largest >> 16 : pair.largest & 0xffffu) << 23);
       uint32_t a[kSteps][4];
-      make_operand(i, tile, a);
+      make_operand(i, pair, a);
+      const auto load_next = [&] {
+        if (kPacked && i + 1 < tiles) any_wide = load_packed(i + 1, &pair);
+      };
+      const auto start = [&](int part, float(&products)[16 * kPart]) {
+        StartProducts<kFormat, kPart, kColumns, kWarpgroup>(a, panels, part * kPart * kHeads,
+                                                            products);
+      };
       float first[16 * kPart];
-      StartProducts<kFormat, kPart, kColumns, kWarpgroup>(a, panels, 0, first);
-      if constexpr (kTwoParts) {
-        float second[16 * kPart];
-        StartProducts<kFormat, kPart, kColumns, kWarpgroup>(a, panels, kPart * kHeads, second);
-        WaitProducts<kWarpgroup, 1>(first);
-        finish(i, scale, 0, first);
-        if (kPacked && i + 1 < tiles) load_packed(i + 1, &tile);
-        WaitProducts<kWarpgroup, 0>(second);
-        finish(i, scale, kPart, second);
-      } else {
-        if (kPacked && i + 1 < tiles) load_packed(i + 1, &tile);
+      start(0, first);
+      if constexpr (kParts == 1) {
+        load_next();
         WaitProducts<kWarpgroup, 0>(first);
         finish(i, scale, 0, first);
+      } else {
+        float second[16 * kPart];
+        start(1, second);
+#pragma unroll
+        for (int part = 0; part < kParts; part += 2) {
+          WaitProducts<kWarpgroup, 1>(first);
+          finish(i, scale, part * kPart, first);
+          if (part + 2 < kParts) {
+            start(part + 2, first);
+            WaitProducts<kWarpgroup, 1>(second);
+          } else {
+            load_next();
+            WaitProducts<kWarpgroup, 0>(second);
+          }
+          finish(i, scale, (part + 1) * kPart, second);
+          if (part + 3 < kParts) start(part + 3, second);
+        }
       }
-      if constexpr (kE4M3) {
-        if (any_wide || shared.wide_rows != 0) finish_wide(i, any_wide);
+      if constexpr (kPacked) {
+        if (tile_wide || shared.wide_rows != 0) finish_wide(i, tile_wide);
       }
     }
   }
@@ -473,15 +471,19 @@ Status LaunchKernel(const IndexerProblem& problem, Stream& stream) {
                 problem);
 }
 
+// Wide groups of rows pay where matrix instructions read B from shared memory themselves; bf16
+// queries of 16 rows would leave room for one block only.
 template <int kRows>
 Status LaunchRows(const IndexerProblem& problem, Stream& stream) {
+  constexpr int kBf16Rows = kRows > 8 ? 8 : kRows;
+  constexpr int kWarpRows = kRows > 4 ? 4 : kRows;
   const bool warpgroup = stream.compute_major() == 9;
   if (problem.packed) {
-    return warpgroup ? LaunchKernel<kRows, kPackedFormat, true>(problem, stream)
-                     : LaunchKernel<kRows, kPackedFormat, false>(problem, stream);
+    return warpgroup ? LaunchKernel<kRows, KeyFormat::kPackedE4M3, true>(problem, stream)
+                     : LaunchKernel<kWarpRows, KeyFormat::kPackedE4M3, false>(problem, stream);
   }
-  return warpgroup ? LaunchKernel<kRows, KeyFormat::kBf16, true>(problem, stream)
-                   : LaunchKernel<kRows, KeyFormat::kBf16, false>(problem, stream);
+  return warpgroup ? LaunchKernel<kBf16Rows, KeyFormat::kBf16, true>(problem, stream)
+                   : LaunchKernel<kWarpRows, KeyFormat::kBf16, false>(problem, stream);
 }
 
 }  // namespace
@@ -500,7 +502,8 @@ Status LaunchTensorScores(const IndexerProblem& problem, int64_t sequences, Stre
   if (problem.compact || rows_per_sequence <= 1) return LaunchRows<1>(problem, stream);
   if (rows_per_sequence <= 2) return LaunchRows<2>(problem, stream);
   if (rows_per_sequence <= 4) return LaunchRows<4>(problem, stream);
-  return LaunchRows<8>(problem, stream);
+  if (rows_per_sequence <= 8) return LaunchRows<8>(problem, stream);
+  return LaunchRows<16>(problem, stream);
 }
 
 }  // namespace deepinfer::cuda
