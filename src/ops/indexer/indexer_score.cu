@@ -1,21 +1,24 @@
 // Scores of the lightning indexer on tensor cores: 32 heads of 128 channels, packed Q4P or bf16
 // keys.
 //
-// Keys are the rows of the matrix product, the heads of up to eight queries of one sequence its
+// Keys are the rows of the matrix product, the heads of up to 16 queries of one sequence its
 // columns: D[64 keys, 32 heads x queries]. Packed keys come as bulk copies of 64 records (4352
 // bytes) into a ring in shared memory and become E4M3 in registers, where the matrix instruction
 // takes them (indexer_operands.cuh). The head sum is a chain of 8 heads per thread and then a tree
 // over the four threads of a quad: the same for every (query, key) whatever the launch looks like.
 //
-// Products of E4M3 codes are exact. The tensor core of Hopper adds those of a step, and the sum so
-// far, aligned to the largest and cut at 13 bits behind its leading one: sums are exact unless they
-// need more than that, and else closer than bf16 by a factor of 32.
+// Products of E4M3 codes are exact. The tensor core of Hopper is known to add those of a step, and
+// the sum so far, aligned to the largest and cut at about 13 bits behind its leading one: sums are
+// exact unless they need more than that, and else closer than bf16 by a factor of 32. The benchmark
+// prints the distance from fp32 sums. All steps use the same arithmetic, whatever their number of
+// rows.
 //
 // Wide keys and rows, whose scales do not fit E4M3, are scored a second time in bf16 with fp32
 // sums. Which (query, key) pairs these are depends on the pair only.
 //
-// The next tile's keys are decoded while the tensor cores run. With eight queries, the products of
-// the first and the second four are two batches: one runs while the heads of the other are added.
+// The next tile's keys leave shared memory while the tensor cores run. With more than four queries
+// the products of every four are a batch of their own: one runs while the heads of another are
+// added.
 //
 // Work is the list of tiles of all row groups (rows of one sequence that share a pass over the
 // keys), divided evenly among as many blocks as fit on the device. Every block computes the list
@@ -108,9 +111,8 @@ __device__ void ListTiles(const IndexerProblem& problem, int* prefix, SharedStat
 template <int kRows>
 inline constexpr int kPartRows = kRows > 4 ? 4 : kRows;
 template <int kRows>
-inline constexpr int kBlocksPerSm = kRows == 1   ? 5
-                                    : kRows == 2 ? 4
-                                    : kRows == 4 ? 3
+inline constexpr int kBlocksPerSm = kRows == 1   ? 4
+                                    : kRows <= 4 ? 3
                                                  : 2;
 
 // Dynamic shared memory of a block, in this order.
@@ -127,9 +129,9 @@ struct SharedLayout {
 };
 
 // Head sums of one batch of products. Even threads of a quad end up with the lower key, odd ones
-// with the eighth after it; of two rows at a time, threads 0 and 1 take the first. Calls use(row of
-// the part, score) for each score of the thread, all threads alike; with one row threads 2 and 3
-// repeat what 0 and 1 have.
+// with the eighth after it; of two rows at a time, threads 0 and 1 take the first and 2 and 3 the
+// second. Calls use(first of the two rows, score) in all threads alike; with one row threads 2 and
+// 3 repeat what 0 and 1 have.
 template <int kRows, class Use>
 __device__ inline void AddHeads(const float (&products)[16 * kRows], const float* weights,
                                 float scale, const Use& use) {
@@ -161,7 +163,6 @@ __device__ inline void AddHeads(const float (&products)[16 * kRows], const float
 #pragma unroll
   for (int r = 0; r < kRows; r += 2) {
     float score = 0.0f;
-    int row = r;
     if constexpr (kRows == 1) {
       score = __fadd_rn(sums[0], __shfl_xor_sync(0xffffffffu, sums[0], 2));
     } else {
@@ -169,9 +170,8 @@ __device__ inline void AddHeads(const float (&products)[16 * kRows], const float
       const float kept = second ? sums[r + 1] : sums[r];
       const float sent = second ? sums[r] : sums[r + 1];
       score = __fadd_rn(kept, __shfl_xor_sync(0xffffffffu, sent, 2));
-      row += second ? 1 : 0;
     }
-    use(row, __fmul_rn(score, scale));
+    use(r, __fmul_rn(score, scale));
   }
 }
 
@@ -351,18 +351,25 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm<kRows>)
         CombineBf16(low, high, a);
       }
     };
-    // Scores and block maxima of rows first_row ... of the group.
+    // Scores and block maxima of rows first_row ... of the group, of which the thread has every
+    // second.
+    const int row_of_pair = kPart > 1 ? quad_lane / 2 : 0;
+    const int64_t own_row = group.row - problem.row_begin + row_of_pair;
+    const int own_position = 16 * warp + odd * kScoreBlock;  // in a tile, of the eight keys
+    const int maxima_stride = problem.score_stride / kScoreBlock;
+    float* own_scores = problem.scores + own_row * problem.score_stride + own_position + key;
+    float* own_maxima = problem.maxima + own_row * maxima_stride + own_position / kScoreBlock;
     const auto finish = [&](int i, float scale, int first_row, const float(&products)[16 * kPart]) {
-      const int position = (first_tile + i) * kTile + 16 * warp + key + odd * kScoreBlock;
+      const int tile = first_tile + i;
+      const int position = tile * kTile + own_position + key;
       AddHeads<kPart>(products, weights + first_row * kHeads, scale, [&](int r, float score) {
-        const int row = first_row + r;
+        const int row = first_row + r + row_of_pair;
         const bool writes = row < group.rows && (kPart > 1 || quad_lane < 2);
-        const int64_t at =
-            int64_t{group.row - problem.row_begin + row} * problem.score_stride + position;
-        if (writes) problem.scores[at] = score;
+        const int64_t rows_on = first_row + r;
+        if (writes) own_scores[rows_on * problem.score_stride + tile * kTile] = score;
         const float best =
             LargestOfKeys(position < shared.visible_positions[row] ? score : -INFINITY);
-        if (writes && key == 0) problem.maxima[at / kScoreBlock] = best;
+        if (writes && key == 0) own_maxima[rows_on * maxima_stride + tile * kTileRuns] = best;
       });
     };
     // Scores wide pairs of the tile again, row by row.
