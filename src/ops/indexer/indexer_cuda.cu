@@ -16,7 +16,7 @@ namespace deepinfer::cuda {
 namespace {
 
 constexpr int64_t kWaveScoreBytes = int64_t{256} << 20;
-constexpr int64_t kWaveRows = 4096;
+constexpr int64_t kWaveRows = 2048;
 constexpr int64_t kScoreRowMultiple = 64;
 
 int64_t RoundUp(int64_t x, int64_t multiple) {

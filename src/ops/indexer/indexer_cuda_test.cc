@@ -50,6 +50,10 @@ struct Contents {
   int64_t distinct_keys = 0;  // 0: all keys differ
   float weight_sign = 0.0f;   // 0: both signs
   int scale_step = 1;         // binades between the gains of channel groups
+  // The first group of all keys and queries is one number, powers of two whose product is the same
+  // for all but every so many keys; the other groups decide. Weights are 0 and 1.
+  int64_t wide_key_every = 0;
+  bool wide_queries = false;
 };
 
 struct Choice {
@@ -158,7 +162,7 @@ class IndexerCase {
     float gain = 1.0f;
     for (int64_t i = 0; i < count; ++i) {
       if (i % kQ4PGroup == 0)
-        gain = std::ldexp(1.0f, static_cast<int>(random.Below(3)) * contents_.scale_step);
+        gain = std::ldexp(1.0f, static_cast<int>(random.Below(2)) * contents_.scale_step);
       x[static_cast<size_t>(i)] = random.Normal() * gain;
     }
     std::vector<uint8_t> record(static_cast<size_t>(Q4PRecordBytes(shape_.channels)));
@@ -167,6 +171,10 @@ class IndexerCase {
       DecodeQ4PRecord(record.data(), shape_.channels, x.data() + i);
     }
     return x;
+  }
+  static void SetFirstGroup(int exponent, float* x) {
+    std::fill(x, x + kQ4PGroup, 0.0f);
+    x[5] = std::ldexp(1.0f, exponent);
   }
   void FillKeys(int64_t s) {
     const Chunk& chunk = layout_.chunks()[static_cast<size_t>(s)];
@@ -178,7 +186,10 @@ class IndexerCase {
       int64_t number = j;
       if (contents_.distinct_keys > 0)
         number = Random(5, static_cast<uint64_t>(j)).Below(contents_.distinct_keys);
-      const std::vector<float> key = Vector(1, chunk.id, number, shape_.channels);
+      std::vector<float> key = Vector(1, chunk.id, number, shape_.channels);
+      if (contents_.wide_key_every > 0)
+        SetFirstGroup(j % contents_.wide_key_every == 0 ? 16 : 8, key.data());
+      if (contents_.wide_queries) SetFirstGroup(0, key.data());
       if (contents_.packed) {
         EncodeQ4PRecord(key.data(), shape_.channels, record);
       } else {
@@ -189,13 +200,19 @@ class IndexerCase {
   void FillRow(int64_t r) {
     const int id = layout_.chunk_of(r).id;
     const int64_t position = layout_.position(r);
-    const std::vector<float> q = Vector(2, id, position, shape_.heads * shape_.channels);
+    std::vector<float> q = Vector(2, id, position, shape_.heads * shape_.channels);
+    const bool one_number = contents_.wide_key_every > 0 || contents_.wide_queries;
+    for (int64_t h = 0; h < shape_.heads && one_number; ++h) {
+      const bool wide = contents_.wide_queries && position % 2 == 1 && h % 3 == 0;
+      SetFirstGroup(wide ? 16 : 0, q.data() + h * shape_.channels);
+    }
     for (size_t i = 0; i < q.size(); ++i) q_.Row<Bf16>(r)[i] = F32ToBf16(q[i]);
     Random random(3, static_cast<uint64_t>(id), static_cast<uint64_t>(position));
     for (int64_t h = 0; h < shape_.heads; ++h) {
       float w = random.Normal() * 2.0f;
       if (contents_.integer_weights) w = std::round(w);
       if (contents_.weight_sign != 0.0f) w = std::copysign(w, contents_.weight_sign);
+      if (one_number) w = h % 8 == 0 ? 1.0f : 0.0f;
       weights_.Row<Bf16>(r)[h] = F32ToBf16(w);
     }
     // A random choice of the visible blocks; the newest, which may be partial, often among them.
@@ -304,10 +321,17 @@ TEST_F(IndexerCudaTest, TiesGoToTheLowerEntry) {
   }
 }
 
-TEST_F(IndexerCudaTest, GroupScalesManyBinadesApartAreExact) {
-  // With one head of weight 1 and scales up to 2^12 apart on either side.
-  ExpectCpuChoice(kSmallTopK, {{1, 400, 1}, {2, 250, 1}}, Candidates::kPublish,
-                  {.distinct_keys = 40, .scale_step = 3});
+TEST_F(IndexerCudaTest, GroupScalesTooFarApartForFewBitsAreExact) {
+  for (Candidates candidates : {Candidates::kPublish, Candidates::kApply}) {
+    for (const std::vector<Chunk>& chunks : {std::vector<Chunk>{{1, 500, 1}, {2, 253, 1}},
+                                             std::vector<Chunk>{{1, 250, 3}, {2, 383, 12}}}) {
+      // Some keys of a tile, or all of them.
+      ExpectCpuChoice(kSmallTopK, chunks, candidates, {.wide_key_every = 37});
+      ExpectCpuChoice(kSmallTopK, chunks, candidates, {.wide_key_every = 1});
+      // Some heads of every second query.
+      ExpectCpuChoice(kSmallTopK, chunks, candidates, {.wide_queries = true});
+    }
+  }
 }
 
 TEST_F(IndexerCudaTest, ARowHasTheSameResultAloneAndInAnyBatch) {
@@ -351,10 +375,11 @@ TEST_F(IndexerCudaTest, ArbitraryWeightsChooseTheBestScoresWithinRounding) {
       chosen[static_cast<size_t>(j)] = true;
       worst_chosen = std::min(worst_chosen, scores[static_cast<size_t>(j)]);
     }
-    // Sums of 32 terms in another order: a few units of fp32 of the largest partial sum.
+    // The tensor core of Hopper cuts a step's sum of E4M3 products at 13 bits behind the leading
+    // one; four steps per head, and partial sums a few times the score.
     for (size_t j = 0; j < scores.size(); ++j) {
       if (chosen[j]) continue;
-      EXPECT_LE(scores[j], worst_chosen + 1e-5f * largest) << "entry " << j;
+      EXPECT_LE(scores[j], worst_chosen + 5e-4f * largest) << "entry " << j;
     }
   }
 }

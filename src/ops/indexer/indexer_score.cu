@@ -1,174 +1,44 @@
 // Scores of the lightning indexer on tensor cores: 32 heads of 128 channels, packed Q4P or bf16
 // keys.
 //
-// Keys are the rows of the matrix product, the heads of up to eight queries of one sequence its
+// Keys are the rows of the matrix product, the heads of up to 16 queries of one sequence its
 // columns: D[64 keys, 32 heads x queries]. Packed keys come as bulk copies of 64 records (4352
-// bytes) into a ring in shared memory and become bf16 in registers, where the matrix instruction
-// takes them. Every product is exact; sums over channels are fp32, in the tensor core's order over
-// steps of 16 channels. The head sum is a chain of 8 heads per thread and then a tree over the four
-// threads of a quad: the same for every (query, key) whatever the launch looks like.
+// bytes) into a ring in shared memory and become E4M3 in registers, where the matrix instruction
+// takes them (indexer_operands.cuh). The head sum is a chain of 8 heads per thread and then a tree
+// over the four threads of a quad: the same for every (query, key) whatever the launch looks like.
 //
-// Channels are permuted so that each thread of a quad holds one group of 32 channels of its keys:
-// its 16 bytes of codes have one scale, and no code needs to change threads. Keys are normalised to
-// the largest of their four scales; that power of two multiplies the finished score.
+// Products of E4M3 codes are exact. The tensor core of Hopper is known to add those of a step, and
+// the sum so far, aligned to the largest and cut at about 13 bits behind its leading one: sums are
+// exact unless they need more than that, and else closer than bf16 by a factor of 32. The benchmark
+// prints the distance from fp32 sums. All steps use the same arithmetic, whatever their number of
+// rows.
+//
+// Wide keys and rows, whose scales do not fit E4M3, are scored a second time in bf16 with fp32
+// sums. Which (query, key) pairs these are depends on the pair only.
+//
+// The next tile's keys leave shared memory while the tensor cores run. With more than four queries
+// the products of every four are a batch of their own: one runs while the heads of another are
+// added.
 //
 // Work is the list of tiles of all row groups (rows of one sequence that share a pass over the
 // keys), divided evenly among as many blocks as fit on the device. Every block computes the list
 // from the positions by itself.
 //
-// Bound at one query per sequence by 68 bytes per key, at several by 8192 FLOP per query and key.
+// Bound at one query per sequence by 68 bytes per key, at several by 8192 FLOP per query and key
+// and by the instructions that add the heads, two for each of 32.
 #include <algorithm>
 
-#include "ops/indexer/indexer_cuda.cuh"
-#include "warpgroup.cuh"
+#include "ops/indexer/indexer_operands.cuh"
 
 namespace deepinfer::cuda {
 namespace {
 
-constexpr int kHeads = 32;
-constexpr int kChannels = 128;
-constexpr int kThreads = 128;  // one warpgroup
-constexpr int kTile = 64;      // keys
-constexpr int kPackedRecord = 68;
-constexpr int kBf16Record = 2 * kChannels;
+constexpr int kThreads = kScoreThreads;
+constexpr int kTile = 64;  // keys
+constexpr int kTileRuns = kTile / kScoreBlock;
 constexpr int kTileBytes = kTile * kPackedRecord;
 constexpr int kRunBytes = kScoreBlock * kPackedRecord;
 constexpr int kStages = 5;
-constexpr int kSteps = kChannels / 16;
-constexpr int kPanelChannels = 64;  // 128 bytes: the width of a swizzled panel
-
-// Bf16 pairs of the codes i and i + 4 (i = 0 ... 3) of a word of eight, times `multiplier`, which
-// includes 2^126: E2M1 bits at bf16 bits 15, 8, 7, 6 are the code's value times 2^-126.
-__device__ inline void DecodeCodes(uint32_t word, uint32_t multiplier, uint32_t (&pairs)[4]) {
-  constexpr uint32_t kSigns = 0x80008000u;
-  constexpr uint32_t kMagnitudes = 0x01c001c0u;
-  pairs[0] = MulBf16x2(((word << 12) & kSigns) | ((word << 6) & kMagnitudes), multiplier);
-  pairs[1] = MulBf16x2(((word << 8) & kSigns) | ((word << 2) & kMagnitudes), multiplier);
-  pairs[2] = MulBf16x2(((word << 4) & kSigns) | ((word >> 2) & kMagnitudes), multiplier);
-  pairs[3] = MulBf16x2((word & kSigns) | ((word >> 6) & kMagnitudes), multiplier);
-}
-
-__device__ inline uint32_t LargestByte(uint32_t word) {
-  return max(max(word & 0xffu, (word >> 8) & 0xffu), max((word >> 16) & 0xffu, word >> 24));
-}
-
-// A thread's part of one packed key: its 32 channels as bf16 pairs in the order of use, relative to
-// the key's largest scale. Returns that scale. Groups whose scale is more than 2^252 below it
-// vanish.
-__device__ inline float LoadPackedKey(const uint8_t* record, int quad_lane,
-                                      uint32_t (&values)[16]) {
-  const uint32_t* words = reinterpret_cast<const uint32_t*>(record);
-  const uint32_t scales = words[kChannels / 8];
-  const uint32_t largest = LargestByte(scales);
-  const uint32_t own = (scales >> (8 * quad_lane)) & 0xffu;
-  const int exponent = max(0, 253 + static_cast<int>(own) - static_cast<int>(largest));
-  const uint32_t multiplier = (static_cast<uint32_t>(exponent) << 7) * 0x00010001u;
-#pragma unroll
-  for (int j = 0; j < 4; ++j) {
-    uint32_t pairs[4];
-    DecodeCodes(words[4 * quad_lane + j], multiplier, pairs);
-#pragma unroll
-    for (int i = 0; i < 4; ++i) values[4 * j + i] = pairs[i];
-  }
-  return __uint_as_float(largest << 23);
-}
-
-// The same for a bf16 record in global memory.
-__device__ inline void LoadBf16Key(const uint8_t* record, int quad_lane, uint32_t (&values)[16]) {
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const uint4 v = LoadStreaming(record + 64 * i + 16 * quad_lane);
-    values[4 * i + 0] = v.x;
-    values[4 * i + 1] = v.y;
-    values[4 * i + 2] = v.z;
-    values[4 * i + 3] = v.w;
-  }
-}
-
-// Byte offset of a pair of queries' channels in the panels of [columns, 64 channels], swizzled: `j`
-// and `i` as in the key loaders (value 4 j + i of the quad's thread `quad_lane`).
-__device__ inline int QueryOffset(int columns, int column, int quad_lane, int j, int i) {
-  const int k = 16 * (2 * j + i / 2) + 2 * quad_lane + 8 * (i % 2);
-  const int byte = 2 * (k % kPanelChannels);
-  return (k / kPanelChannels) * columns * 128 + column * 128 + ((byte / 16) ^ (column % 8)) * 16 +
-         byte % 16;
-}
-
-// Queries of `rows` rows as the B operand.
-template <int kRows, bool kPacked>
-__device__ void StageQueries(const IndexerProblem& problem, int row, int rows, uint8_t* panels,
-                             float* weights) {
-  constexpr int kColumns = kRows * kHeads;
-  constexpr int kPieces = kChannels / 8;
-  for (int e = static_cast<int>(threadIdx.x); e < rows * kHeads * kPieces; e += kThreads) {
-    const int column = e / kPieces;
-    const int piece = e % kPieces;
-    const uint16_t* q = problem.q + (row + column / kHeads) * problem.q_stride +
-                        column % kHeads * kChannels + 8 * piece;
-    const uint4 v = *reinterpret_cast<const uint4*>(q);
-    // Packed keys: piece is 4 t + j, pairs (c, c + 4). Bf16 keys: piece is 4 j + t, pairs (2c,
-    // 2c+1).
-    const int quad_lane = kPacked ? piece / 4 : piece % 4;
-    const int j = kPacked ? piece % 4 : piece / 4;
-    uint32_t pairs[4] = {v.x, v.y, v.z, v.w};
-    if (kPacked) {
-      pairs[0] = (v.x & 0xffffu) | (v.z << 16);
-      pairs[1] = (v.x >> 16) | (v.z & 0xffff0000u);
-      pairs[2] = (v.y & 0xffffu) | (v.w << 16);
-      pairs[3] = (v.y >> 16) | (v.w & 0xffff0000u);
-    }
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      *reinterpret_cast<uint32_t*>(panels + QueryOffset(kColumns, column, quad_lane, j, i)) =
-          pairs[i];
-    }
-  }
-  for (int e = static_cast<int>(threadIdx.x); e < rows * kHeads; e += kThreads) {
-    weights[e] =
-        Bf16ToFloat(problem.weights[(row + e / kHeads) * problem.weights_stride + e % kHeads]);
-  }
-}
-
-// products[64 x 32 kRows] = keys * queries.
-template <int kRows, bool kWarpgroup>
-__device__ inline void Multiply(const uint32_t (&a)[kSteps][4], const uint8_t* panels,
-                                float (&products)[16 * kRows]) {
-  constexpr int kColumns = kRows * kHeads;
-  if constexpr (kWarpgroup) {
-    WarpgroupFenceRegisters(products);
-    WarpgroupFence();
-#pragma unroll
-    for (int s = 0; s < kSteps; ++s) {
-      const uint64_t b =
-          SharedDescriptor(panels + s / 4 * kColumns * 128, 16, 1024, Swizzle::k128Bytes);
-      WarpgroupMmaRegisters<0>(products, a[s],
-                               AdvanceDescriptor(b, static_cast<uint32_t>(s % 4 * 32)), s > 0);
-    }
-    WarpgroupCommit();
-    WarpgroupWait<0>();
-    WarpgroupFenceRegisters(products);
-  } else {
-    const int lane = LaneId();
-#pragma unroll
-    for (int i = 0; i < 16 * kRows; ++i) products[i] = 0.0f;
-#pragma unroll
-    for (int s = 0; s < kSteps; ++s) {
-#pragma unroll
-      for (int j = 0; j < 4 * kRows; j += 2) {
-        // Matrices: columns 8 j and 8 (j + 1), channels 16 s and 16 s + 8.
-        const int column = 8 * (j + lane / 16) + lane % 8;
-        const int piece = s % 4 * 2 + lane / 8 % 2;
-        uint32_t b[4];
-        LoadMatrix4(b,
-                    panels + s / 4 * kColumns * 128 + column * 128 + (piece ^ (column % 8)) * 16);
-        float(&left)[4] = *reinterpret_cast<float(*)[4]>(&products[4 * j]);
-        float(&right)[4] = *reinterpret_cast<float(*)[4]>(&products[4 * j + 4]);
-        MmaBf16(left, a[s], {b[0], b[1]});
-        MmaBf16(right, a[s], {b[2], b[3]});
-      }
-    }
-  }
-}
 
 // Where a row group's tiles lie.
 struct RowGroup {
@@ -181,9 +51,16 @@ struct RowGroup {
 // Rows of a sequence form groups of kRows, counted from the sequence's first row or the wave's.
 template <int kRows>
 __device__ inline RowGroup GroupAt(const IndexerProblem& problem, int row) {
-  RowGroup group = {row, 0, problem.row_sequence[row], 0};
+  RowGroup group = {row, 1, problem.row_sequence[row], 0};
+  if constexpr (kRows == 1) {
+    group.n_vis = VisibleEntries(problem, row);
+    return group;
+  }
   const int first = max(problem.row_begin, problem.sequence_start[group.sequence]);
-  if ((row - first) % kRows != 0) return group;  // inside a group
+  if ((row - first) % kRows != 0) {  // inside a group
+    group.rows = 0;
+    return group;
+  }
   const int end = min(problem.row_end, problem.sequence_start[group.sequence + 1]);
   group.rows = max(1, min(kRows, end - row));
   group.n_vis = VisibleEntries(problem, row + group.rows - 1);
@@ -198,7 +75,8 @@ __device__ inline int GroupTiles(const IndexerProblem& problem, const RowGroup& 
 struct SharedState {
   Barrier full[kStages];
   int warp_sums[kThreads / 32];
-  int visible_positions[8];  // per row of the group: positions from here on are not visible
+  int visible_positions[16];  // per row of the group: positions from here on are not visible
+  unsigned wide_rows;         // a bit per row of the group
 };
 
 // prefix[i] = tiles of rows up to and including row_begin + i.
@@ -229,16 +107,97 @@ __device__ void ListTiles(const IndexerProblem& problem, int* prefix, SharedStat
   }
 }
 
-template <int kRows, bool kPacked, bool kWarpgroup>
-__global__ void __launch_bounds__(kThreads, kRows == 1   ? 4
-                                            : kRows <= 2 ? 3
-                                                         : 2)
+// Queries per batch of products; several batches alternate between two sets of accumulators.
+template <int kRows>
+inline constexpr int kPartRows = kRows > 4 ? 4 : kRows;
+template <int kRows>
+inline constexpr int kBlocksPerSm = kRows == 1   ? 4
+                                    : kRows <= 4 ? 3
+                                                 : 2;
+
+// Dynamic shared memory of a block, in this order.
+template <int kRows, KeyFormat kFormat>
+struct SharedLayout {
+  static constexpr int kPanels = kRows * kHeads * kColumnBytes<kFormat>;
+  // One row's queries in bf16, for wide pairs.
+  static constexpr int kWidePanels =
+      kFormat == KeyFormat::kPackedE4M3 ? kHeads * kColumnBytes<KeyFormat::kPackedBf16> : 0;
+  static constexpr int kRing = kFormat == KeyFormat::kBf16 ? 0 : kStages * kTileBytes;
+  static constexpr int kWeights = kRows * kHeads * 4;
+  static constexpr int kWideWeights = kHeads * 4;
+  static constexpr int kFixed = kPanels + kWidePanels + kRing + kWeights + kWideWeights;
+};
+
+// Head sums of one batch of products. Even threads of a quad end up with the lower key, odd ones
+// with the eighth after it; of two rows at a time, threads 0 and 1 take the first and 2 and 3 the
+// second. Calls use(first of the two rows, score) in all threads alike; with one row threads 2 and
+// 3 repeat what 0 and 1 have.
+template <int kRows, class Use>
+__device__ inline void AddHeads(const float (&products)[16 * kRows], const float* weights,
+                                float scale, const Use& use) {
+  const int quad_lane = LaneId() % 4;
+  const bool odd = quad_lane % 2 != 0;
+  float sums[kRows];
+#pragma unroll
+  for (int r = 0; r < kRows; ++r) {
+    float low_sum = 0.0f;
+    float high_sum = 0.0f;
+    const float4* factors = reinterpret_cast<const float4*>(weights + r * kHeads + 8 * quad_lane);
+#pragma unroll
+    for (int j = 0; j < 4; j += 2) {
+      const float4 w = factors[j / 2];
+      const float* d = products + 16 * r + 4 * j;
+      low_sum = __fmaf_rn(fmaxf(d[0], 0.0f), w.x, low_sum);
+      high_sum = __fmaf_rn(fmaxf(d[2], 0.0f), w.x, high_sum);
+      low_sum = __fmaf_rn(__fadd_rn(d[1], fabsf(d[1])), w.y, low_sum);
+      high_sum = __fmaf_rn(__fadd_rn(d[3], fabsf(d[3])), w.y, high_sum);
+      low_sum = __fmaf_rn(fmaxf(d[4], 0.0f), w.z, low_sum);
+      high_sum = __fmaf_rn(fmaxf(d[6], 0.0f), w.z, high_sum);
+      low_sum = __fmaf_rn(__fadd_rn(d[5], fabsf(d[5])), w.w, low_sum);
+      high_sum = __fmaf_rn(__fadd_rn(d[7], fabsf(d[7])), w.w, high_sum);
+    }
+    const float kept = odd ? high_sum : low_sum;
+    const float sent = odd ? low_sum : high_sum;
+    sums[r] = __fadd_rn(kept, __shfl_xor_sync(0xffffffffu, sent, 1));
+  }
+#pragma unroll
+  for (int r = 0; r < kRows; r += 2) {
+    float score = 0.0f;
+    if constexpr (kRows == 1) {
+      score = __fadd_rn(sums[0], __shfl_xor_sync(0xffffffffu, sums[0], 2));
+    } else {
+      const bool second = quad_lane >= 2;
+      const float kept = second ? sums[r + 1] : sums[r];
+      const float sent = second ? sums[r] : sums[r + 1];
+      score = __fadd_rn(kept, __shfl_xor_sync(0xffffffffu, sent, 2));
+    }
+    use(r, __fmul_rn(score, scale));
+  }
+}
+
+// The largest of the scores of eight consecutive keys, one of them in every fourth lane.
+__device__ inline float LargestOfKeys(float score) {
+#pragma unroll
+  for (int distance = 4; distance < 32; distance *= 2)
+    score = fmaxf(score, __shfl_xor_sync(0xffffffffu, score, distance));
+  return score;
+}
+
+template <int kRows, KeyFormat kFormat, bool kWarpgroup>
+__global__ void __launch_bounds__(kThreads, kBlocksPerSm<kRows>)
     TensorScoresKernel(const IndexerProblem problem) {
+  using Layout = SharedLayout<kRows, kFormat>;
+  constexpr bool kPacked = kFormat != KeyFormat::kBf16;
   constexpr int kColumns = kRows * kHeads;
+  constexpr int kPart = kPartRows<kRows>;
+  constexpr int kSteps = kKSteps<kFormat>;
+  constexpr int kParts = kRows / kPart;
   uint8_t* panels = DynamicShared<uint8_t>();
-  uint8_t* ring = panels + kColumns * kBf16Record;
-  float* weights = reinterpret_cast<float*>(ring + (kPacked ? kStages * kTileBytes : 0));
-  int* prefix = reinterpret_cast<int*>(weights + kColumns);
+  uint8_t* wide_panels = panels + Layout::kPanels;
+  uint8_t* ring = wide_panels + Layout::kWidePanels;
+  float* weights = reinterpret_cast<float*>(ring + Layout::kRing);
+  float* wide_weights = weights + kColumns;
+  int* prefix = reinterpret_cast<int*>(wide_weights + kHeads);
   __shared__ SharedState shared;
   const int thread = static_cast<int>(threadIdx.x);
   const int lane = LaneId();
@@ -251,7 +210,9 @@ __global__ void __launch_bounds__(kThreads, kRows == 1   ? 4
     for (int s = 0; s < kStages; ++s) BarrierInit(&shared.full[s], 1);
     FenceBarrierInit();
   }
+  WaitForPreviousKernel();
   ListTiles<kRows>(problem, prefix, shared);  // ends with a barrier
+  AllowNextKernel();  // all blocks run at once, so the next kernel's take room that is left
   const int num_rows = problem.row_end - problem.row_begin;
   const int64_t total = prefix[num_rows - 1];
   int cursor = static_cast<int>(total * blockIdx.x / gridDim.x);
@@ -285,15 +246,23 @@ __global__ void __launch_bounds__(kThreads, kRows == 1   ? 4
       return table[min(index_in_table, problem.max_blocks - 1)];
     };
     const auto record_of = [&](int run, int block) {
-      const int entry = run * kScoreBlock % problem.entries_per_block;
+      const int entry = max(run, 0) * kScoreBlock % problem.entries_per_block;
       return problem.blocks + max(block, 0) * problem.block_stride +
              static_cast<int64_t>(entry) * problem.record_bytes;
     };
+    // The records of the thread's two keys in global memory.
+    const auto key_records = [&](int i, const uint8_t** low, const uint8_t** high) {
+      const int run = (first_tile + i) * kTileRuns + 2 * warp;
+      const int low_run = run_at(run);
+      const int high_run = run_at(run + 1);
+      *low = record_of(low_run, block_of(low_run)) + key * problem.record_bytes;
+      *high = record_of(high_run, block_of(high_run)) + key * problem.record_bytes;
+    };
     // Copies: one of a whole tile, or eight runs by eight lanes of the first warp.
     const int run_lane = problem.compact ? lane : 0;
-    const bool copies = problem.compact ? lane < kTile / kScoreBlock : lane == 0;
+    const bool copies = problem.compact ? lane < kTileRuns : lane == 0;
     const auto tile_run = [&](int i) {
-      return copies && i < tiles ? run_at((first_tile + i) * (kTile / kScoreBlock) + run_lane) : -1;
+      return copies && i < tiles ? run_at((first_tile + i) * kTileRuns + run_lane) : -1;
     };
     const auto start_copy = [&](int into, int run, int block) {
       const bool valid = copies && run >= 0 && run * kScoreBlock < group.n_vis;
@@ -323,12 +292,17 @@ __global__ void __launch_bounds__(kThreads, kRows == 1   ? 4
     }
 
     __syncthreads();  // nobody reads the previous group's queries any more
-    StageQueries<kRows, kPacked>(problem, group.row, group.rows, panels, weights);
     if (thread < kRows) {
       const int n_vis = VisibleEntries(problem, group.row + min(thread, group.rows - 1));
       shared.visible_positions[thread] = problem.compact ? 0x7fffffff : n_vis;
     }
+    if (thread == 0) shared.wide_rows = 0;
     __syncthreads();
+    if constexpr (kPacked) {
+      StageQueriesE4M3(problem, group.row, group.rows, panels, weights, &shared.wide_rows);
+    } else {
+      StageQueriesBf16<kRows, false>(problem, group.row, group.rows, panels, weights);
+    }
     if (problem.compact && group.n_vis % kScoreBlock != 0) {
       // The newest block is not full: its place in the list, if it is there, ends what is visible.
       for (int i = thread; i < problem.num_candidates; i += kThreads) {
@@ -339,119 +313,184 @@ __global__ void __launch_bounds__(kThreads, kRows == 1   ? 4
     FenceAsyncProxy();
     __syncthreads();
 
-    for (int i = 0; i < tiles; ++i) {
-      const int position = (first_tile + i) * kTile + 16 * warp + key;
-      uint32_t low[16];
-      uint32_t high[16];
-      float low_scale = 1.0f;
-      float high_scale = 1.0f;
+    // Takes tile i out of the ring. Returns whether it has wide keys.
+    const auto load_packed = [&](int i, PackedKeyPair* pair) {
+      BarrierWait(&shared.full[stage], parity);
+      *pair = LoadPackedKeyPair(ring + stage * kTileBytes + (16 * warp + key) * kPackedRecord,
+                                quad_lane);
+      // The stage is free when all have read it.
+      const bool any_wide = __syncthreads_or(pair->wide) != 0;
+      if (warp == 0 && i + kStages < tiles) {
+        start_copy(stage, next_run, next_block);
+        next_run = after_run;
+        next_block = block_of(next_run);
+        after_run = tile_run(i + kStages + 2);
+      }
+      if (++stage == kStages) {
+        stage = 0;
+        parity ^= 1u;
+      }
+      return any_wide;
+    };
+    // The operand A of tile i.
+    const auto make_operand = [&](int i, const PackedKeyPair& pair, uint32_t(&a)[kSteps][4]) {
       if constexpr (kPacked) {
-        BarrierWait(&shared.full[stage], parity);
-        const uint8_t* records = ring + stage * kTileBytes + (16 * warp + key) * kPackedRecord;
-        low_scale = LoadPackedKey(records, quad_lane, low);
-        high_scale = LoadPackedKey(records + kRunBytes, quad_lane, high);
-        __syncthreads();  // the stage is free
-        if (warp == 0 && i + kStages < tiles) {
-          start_copy(stage, next_run, next_block);
-          next_run = after_run;
-          next_block = block_of(next_run);
-          after_run = tile_run(i + kStages + 2);
-        }
-        if (++stage == kStages) {
-          stage = 0;
-          parity ^= 1u;
-        }
+        uint32_t low[8];
+        uint32_t high[8];
+        DecodeE4M3(pair.low_codes, pair.gaps & 0xffffu, low);
+        DecodeE4M3(pair.high_codes, pair.gaps >> 16, high);
+        CombineE4M3(low, high, a);
       } else {
-        const int run = (first_tile + i) * (kTile / kScoreBlock) + 2 * warp;
-        const int low_run = max(run_at(run), 0);
-        const int high_run = max(run_at(run + 1), 0);
-        LoadBf16Key(record_of(low_run, block_of(low_run)) + key * kBf16Record, quad_lane, low);
-        LoadBf16Key(record_of(high_run, block_of(high_run)) + key * kBf16Record, quad_lane, high);
+        const uint8_t* low_record;
+        const uint8_t* high_record;
+        key_records(i, &low_record, &high_record);
+        uint32_t low[16];
+        uint32_t high[16];
+        LoadBf16Key(low_record, quad_lane, low);
+        LoadBf16Key(high_record, quad_lane, high);
+        CombineBf16(low, high, a);
       }
-      uint32_t a[kSteps][4];
-#pragma unroll
-      for (int s = 0; s < kSteps; ++s) {
-        a[s][0] = low[2 * s];
-        a[s][1] = high[2 * s];
-        a[s][2] = low[2 * s + 1];
-        a[s][3] = high[2 * s + 1];
+    };
+    // Scores and block maxima of rows first_row ... of the group, of which the thread has every
+    // second.
+    const int row_of_pair = kPart > 1 ? quad_lane / 2 : 0;
+    const int64_t own_row = group.row - problem.row_begin + row_of_pair;
+    const int own_position = 16 * warp + odd * kScoreBlock;  // in a tile, of the eight keys
+    const int maxima_stride = problem.score_stride / kScoreBlock;
+    float* own_scores = problem.scores + own_row * problem.score_stride + own_position + key;
+    float* own_maxima = problem.maxima + own_row * maxima_stride + own_position / kScoreBlock;
+    const auto finish = [&](int i, float scale, int first_row, const float(&products)[16 * kPart]) {
+      const int tile = first_tile + i;
+      const int position = tile * kTile + own_position + key;
+      AddHeads<kPart>(products, weights + first_row * kHeads, scale, [&](int r, float score) {
+        const int row = first_row + r + row_of_pair;
+        const bool writes = row < group.rows && (kPart > 1 || quad_lane < 2);
+        const int64_t rows_on = first_row + r;
+        if (writes) own_scores[rows_on * problem.score_stride + tile * kTile] = score;
+        const float best =
+            LargestOfKeys(position < shared.visible_positions[row] ? score : -INFINITY);
+        if (writes && key == 0) own_maxima[rows_on * maxima_stride + tile * kTileRuns] = best;
+      });
+    };
+    // Scores wide pairs of the tile again, row by row.
+    const auto finish_wide = [&](int i, bool tile_wide) {
+      const uint8_t* low_record;
+      const uint8_t* high_record;
+      key_records(i, &low_record, &high_record);
+      const int position = (first_tile + i) * kTile + 16 * warp + key + odd * kScoreBlock;
+      const PackedKey low_key = LoadPackedKey(low_record, quad_lane);
+      const PackedKey high_key = LoadPackedKey(high_record, quad_lane);
+      // A key is wide if one of its four groups is.
+      unsigned wide_keys =
+          (IsWide(low_key, quad_lane) ? 1u : 0u) | (IsWide(high_key, quad_lane) ? 2u : 0u);
+      wide_keys |= __shfl_xor_sync(0xffffffffu, wide_keys, 1);
+      wide_keys |= __shfl_xor_sync(0xffffffffu, wide_keys, 2);
+      for (int row = 0; row < group.rows; ++row) {
+        const bool wide_row = ((shared.wide_rows >> row) & 1u) != 0;
+        if (!wide_row && !tile_wide) continue;
+        __syncthreads();  // the scores of this tile are in memory
+        StageQueriesBf16<1, true>(problem, group.row + row, 1, wide_panels, wide_weights);
+        FenceAsyncProxy();
+        __syncthreads();
+        uint32_t low[16];
+        uint32_t high[16];
+        DecodePackedKeyBf16(low_key, quad_lane, low);
+        DecodePackedKeyBf16(high_key, quad_lane, high);
+        uint32_t a[8][4];
+        CombineBf16(low, high, a);
+        float products[16];
+        StartProducts<KeyFormat::kPackedBf16, 1, kHeads, kWarpgroup>(a, wide_panels, 0, products);
+        WaitProducts<kWarpgroup, 0>(products);
+        const float scale = KeyFactor(odd != 0 ? high_key.scales : low_key.scales);
+        AddHeads<1>(products, wide_weights, scale, [&](int, float score) {
+          const int64_t at =
+              int64_t{group.row - problem.row_begin + row} * problem.score_stride + position;
+          if (!wide_row && ((wide_keys >> odd) & 1u) == 0) score = problem.scores[at];
+          __syncwarp();
+          if (quad_lane < 2) problem.scores[at] = score;
+          const float best =
+              LargestOfKeys(position < shared.visible_positions[row] ? score : -INFINITY);
+          if (quad_lane < 2 && key == 0) problem.maxima[at / kScoreBlock] = best;
+        });
       }
-      float products[16 * kRows];
-      Multiply<kRows, kWarpgroup>(a, panels, products);
+    };
 
-      // Sums over heads. After the first exchange even lanes of a quad hold `key`, odd ones the
-      // eighth after; after the second, lanes 0 and 1 hold a row and lanes 2 and 3 the next.
-      float sums[kRows];
+    // The next tile leaves the ring while products are under way, and is decoded when they are
+    // done: the operand's registers are in use until then. No products are under way from one
+    // iteration to the next: the compiler would then wait after each instruction.
+    PackedKeyPair pair = {};
+    bool any_wide = false;
+    if constexpr (kPacked) any_wide = load_packed(0, &pair);
+    for (int i = 0; i < tiles; ++i) {
+      const bool tile_wide = any_wide;
+      float scale = 1.0f;
+      if constexpr (kPacked)
+        scale = __uint_as_float((odd != 0 ? pair.largest >> 16 : pair.largest & 0xffffu) << 23);
+      uint32_t a[kSteps][4];
+      make_operand(i, pair, a);
+      const auto load_next = [&] {
+        if (kPacked && i + 1 < tiles) any_wide = load_packed(i + 1, &pair);
+      };
+      const auto start = [&](int part, float(&products)[16 * kPart]) {
+        StartProducts<kFormat, kPart, kColumns, kWarpgroup>(a, panels, part * kPart * kHeads,
+                                                            products);
+      };
+      float first[16 * kPart];
+      start(0, first);
+      if constexpr (kParts == 1) {
+        load_next();
+        WaitProducts<kWarpgroup, 0>(first);
+        finish(i, scale, 0, first);
+      } else {
+        float second[16 * kPart];
+        start(1, second);
 #pragma unroll
-      for (int r = 0; r < kRows; ++r) {
-        float low_sum = 0.0f;
-        float high_sum = 0.0f;
-#pragma unroll
-        for (int j = 0; j < 4; ++j) {
-          const float2 w =
-              *reinterpret_cast<const float2*>(weights + r * kHeads + 8 * j + 2 * quad_lane);
-          const float* d = products + 16 * r + 4 * j;
-          low_sum = __fmaf_rn(fmaxf(d[0], 0.0f), w.x, low_sum);
-          low_sum = __fmaf_rn(fmaxf(d[1], 0.0f), w.y, low_sum);
-          high_sum = __fmaf_rn(fmaxf(d[2], 0.0f), w.x, high_sum);
-          high_sum = __fmaf_rn(fmaxf(d[3], 0.0f), w.y, high_sum);
+        for (int part = 0; part < kParts; part += 2) {
+          WaitProducts<kWarpgroup, 1>(first);
+          finish(i, scale, part * kPart, first);
+          if (part + 2 < kParts) {
+            start(part + 2, first);
+            WaitProducts<kWarpgroup, 1>(second);
+          } else {
+            load_next();
+            WaitProducts<kWarpgroup, 0>(second);
+          }
+          finish(i, scale, (part + 1) * kPart, second);
+          if (part + 3 < kParts) start(part + 3, second);
         }
-        const float kept = odd != 0 ? high_sum : low_sum;
-        const float sent = odd != 0 ? low_sum : high_sum;
-        sums[r] = __fadd_rn(kept, __shfl_xor_sync(0xffffffffu, sent, 1));
       }
-      const float scale = odd != 0 ? high_scale : low_scale;
-      const int my_position = position + odd * kScoreBlock;
-#pragma unroll
-      for (int r = 0; r < kRows; r += 2) {
-        float score = 0.0f;
-        int my_row = r;
-        if constexpr (kRows == 1) {
-          score = __fadd_rn(sums[0], __shfl_xor_sync(0xffffffffu, sums[0], 2));
-        } else {
-          const bool second = quad_lane >= 2;
-          const float kept = second ? sums[r + 1] : sums[r];
-          const float sent = second ? sums[r] : sums[r + 1];
-          score = __fadd_rn(kept, __shfl_xor_sync(0xffffffffu, sent, 2));
-          my_row += second ? 1 : 0;
-        }
-        score = __fmul_rn(score, scale);
-        const bool writes = my_row < group.rows && (kRows > 1 || quad_lane < 2);
-        const int64_t score_row =
-            int64_t{group.row - problem.row_begin + my_row} * problem.score_stride;
-        if (writes) problem.scores[score_row + my_position] = score;
-        float best = my_position < shared.visible_positions[my_row] ? score : -INFINITY;
-#pragma unroll
-        for (int distance = 4; distance < 32; distance *= 2)
-          best = fmaxf(best, __shfl_xor_sync(0xffffffffu, best, distance));
-        if (writes && key == 0) problem.maxima[(score_row + my_position) / kScoreBlock] = best;
+      if constexpr (kPacked) {
+        if (tile_wide || shared.wide_rows != 0) finish_wide(i, tile_wide);
       }
     }
   }
 }
 
-template <int kRows, bool kPacked, bool kWarpgroup>
+template <int kRows, KeyFormat kFormat, bool kWarpgroup>
 Status LaunchKernel(const IndexerProblem& problem, Stream& stream) {
-  constexpr int kBlocksPerSm = kRows == 1 ? 4 : kRows <= 2 ? 3 : 2;
   LaunchConfig config;
-  config.grid.x = static_cast<uint32_t>(stream.sm_count() * kBlocksPerSm);
+  config.grid.x = static_cast<uint32_t>(stream.sm_count() * kBlocksPerSm<kRows>);
   config.block = kThreads;
-  config.shared_bytes = kRows * kHeads * kBf16Record + (kPacked ? kStages * kTileBytes : 0) +
-                        static_cast<int>(sizeof(float)) * kRows * kHeads +
+  config.overlap_previous = true;
+  config.shared_bytes = SharedLayout<kRows, kFormat>::kFixed +
                         static_cast<int>(sizeof(int)) * (problem.row_end - problem.row_begin);
-  return Launch("IndexerScores", TensorScoresKernel<kRows, kPacked, kWarpgroup>, config, stream,
+  return Launch("IndexerScores", TensorScoresKernel<kRows, kFormat, kWarpgroup>, config, stream,
                 problem);
 }
 
+// Wide groups of rows pay where matrix instructions read B from shared memory themselves; bf16
+// queries of 16 rows would leave room for one block only.
 template <int kRows>
 Status LaunchRows(const IndexerProblem& problem, Stream& stream) {
+  constexpr int kBf16Rows = kRows > 8 ? 8 : kRows;
+  constexpr int kWarpRows = kRows > 4 ? 4 : kRows;
   const bool warpgroup = stream.compute_major() == 9;
   if (problem.packed) {
-    return warpgroup ? LaunchKernel<kRows, true, true>(problem, stream)
-                     : LaunchKernel<kRows, true, false>(problem, stream);
+    return warpgroup ? LaunchKernel<kRows, KeyFormat::kPackedE4M3, true>(problem, stream)
+                     : LaunchKernel<kWarpRows, KeyFormat::kPackedE4M3, false>(problem, stream);
   }
-  return warpgroup ? LaunchKernel<kRows, false, true>(problem, stream)
-                   : LaunchKernel<kRows, false, false>(problem, stream);
+  return warpgroup ? LaunchKernel<kBf16Rows, KeyFormat::kBf16, true>(problem, stream)
+                   : LaunchKernel<kWarpRows, KeyFormat::kBf16, false>(problem, stream);
 }
 
 }  // namespace
@@ -470,8 +509,8 @@ Status LaunchTensorScores(const IndexerProblem& problem, int64_t sequences, Stre
   if (problem.compact || rows_per_sequence <= 1) return LaunchRows<1>(problem, stream);
   if (rows_per_sequence <= 2) return LaunchRows<2>(problem, stream);
   if (rows_per_sequence <= 4) return LaunchRows<4>(problem, stream);
-  if (rows_per_sequence <= 6) return LaunchRows<6>(problem, stream);
-  return LaunchRows<8>(problem, stream);
+  if (rows_per_sequence <= 8) return LaunchRows<8>(problem, stream);
+  return LaunchRows<16>(problem, stream);
 }
 
 }  // namespace deepinfer::cuda

@@ -29,6 +29,7 @@ constexpr int kBinsPerThread = kBins / kThreads;
 constexpr int kCachedKeys = 16384;
 constexpr int kMaxTopK = 4096;
 constexpr int kNoLimit = 0x7fffffff;
+constexpr int kMaxMembers = 128;  // of a bin, that are ranked one by one
 
 // Ascending in the score; both zeros are equal, NaN is the lowest of all together with -inf.
 __device__ inline uint32_t OrderedKey(float score) {
@@ -48,6 +49,10 @@ struct SelectionScratch {
   int bin;
   int above;
   int in_bin;
+  int num_members;
+  uint32_t members[kMaxMembers];
+  uint32_t key;  // the threshold among members, and how many that equal it are chosen
+  int equal;
 };
 
 __device__ inline int InclusiveWarpSum(int value, int lane) {
@@ -103,17 +108,21 @@ __device__ inline void FindBin(int need, SelectionScratch& scratch) {
 }
 
 // Chooses the k best of n keys, 1 <= k < n, ties to the lower index, and calls emit(rank, index)
-// for each in ascending order of index. key_at(i) may be called several times per index.
-template <class KeyAt, class Emit>
-__device__ void SelectBest(int n, int k, const KeyAt& key_at, const Emit& emit,
+// for each in ascending order of index. load(i) is called once per index, by the thread i %
+// kThreads; later passes call key_at(i).
+template <class Load, class KeyAt, class Emit>
+__device__ void SelectBest(int n, int k, const Load& load, const KeyAt& key_at, const Emit& emit,
                            SelectionScratch& scratch) {
   const int thread = static_cast<int>(threadIdx.x);
   const int lane = LaneId();
   const int warp = WarpId();
+  for (int i = thread; i < kBins; i += kThreads) scratch.histogram[i] = 0;
+  if (thread == 0) scratch.num_members = 0;
   uint32_t low = 0xffffffffu;
   uint32_t high = 0;
+#pragma unroll 4
   for (int i = thread; i < n; i += kThreads) {
-    const uint32_t key = key_at(i);
+    const uint32_t key = load(i);
     low = min(low, key);
     high = max(high, key);
   }
@@ -124,18 +133,18 @@ __device__ void SelectBest(int n, int k, const KeyAt& key_at, const Emit& emit,
     scratch.warp_high[warp] = high;
   }
   __syncthreads();
-  for (int w = 0; w < kWarps; ++w) {
-    low = min(low, scratch.warp_low[w]);
-    high = max(high, scratch.warp_high[w]);
-  }
+  low = __reduce_min_sync(0xffffffffu, scratch.warp_low[lane % kWarps]);
+  high = __reduce_max_sync(0xffffffffu, scratch.warp_high[lane % kWarps]);
   // Keys in [low, low + range] are still undecided; those above are chosen, `need` of these as
   // well.
   uint32_t range = high - low;
   int need = k;
-  while (range != 0) {
+  for (bool first = true; range != 0; first = false) {
     const int shift = max(0, 32 - __clz(static_cast<int>(range)) - kBinBits);
-    for (int i = thread; i < kBins; i += kThreads) scratch.histogram[i] = 0;
-    __syncthreads();
+    if (!first) {
+      for (int i = thread; i < kBins; i += kThreads) scratch.histogram[i] = 0;
+      __syncthreads();
+    }
     for (int i = thread; i < n; i += kThreads) {
       const uint32_t offset = key_at(i) - low;
       if (offset <= range) atomicAdd(&scratch.histogram[offset >> shift], 1u);
@@ -145,8 +154,34 @@ __device__ void SelectBest(int n, int k, const KeyAt& key_at, const Emit& emit,
     need -= scratch.above;
     low += static_cast<uint32_t>(scratch.bin) << shift;
     range = (1u << shift) - 1u;
-    if (need == scratch.in_bin) {  // all of the bin: nothing is left to decide
+    const int in_bin = scratch.in_bin;
+    if (need == in_bin) {  // all of the bin: nothing is left to decide
       need = kNoLimit;
+      break;
+    }
+    if (range != 0 && in_bin <= kMaxMembers) {
+      // Few are left: each is compared with all.
+      for (int i = thread; i < n; i += kThreads) {
+        const uint32_t key = key_at(i);
+        if (key - low <= range) scratch.members[atomicAdd(&scratch.num_members, 1)] = key;
+      }
+      __syncthreads();
+      if (thread < in_bin) {
+        const uint32_t key = scratch.members[thread];
+        int above = 0;
+        int equal = 0;
+        for (int i = 0; i < in_bin; ++i) {
+          above += scratch.members[i] > key ? 1 : 0;
+          equal += scratch.members[i] == key ? 1 : 0;
+        }
+        if (above < need && need <= above + equal) {  // equal keys write equal values
+          scratch.key = key;
+          scratch.equal = need - above;
+        }
+      }
+      __syncthreads();
+      low = scratch.key;
+      need = scratch.equal;
       break;
     }
   }
@@ -199,7 +234,9 @@ __global__ void __launch_bounds__(kThreads)
   const int thread = static_cast<int>(threadIdx.x);
   const int row = problem.row_begin + static_cast<int>(blockIdx.x);
   const int64_t wave_row = row - problem.row_begin;
+  WaitForPreviousKernel();
   const int n_vis = VisibleEntries(problem, row);
+  const auto cached_key = [&](int i) { return keys[i]; };
 
   if (blockIdx.y == 1) {  // candidate blocks
     int32_t* out = problem.candidates_out + row * problem.candidates_out_stride;
@@ -216,12 +253,11 @@ __global__ void __launch_bounds__(kThreads)
     };
     const auto emit = [&](int rank, int i) { out[rank] = i; };
     if (count <= cached_keys) {
-      for (int i = thread; i < count; i += kThreads) keys[i] = candidate_key(i);
-      __syncthreads();
       SelectBest(
-          count, wanted, [&](int i) { return keys[i]; }, emit, scratch);
+          count, wanted, [&](int i) { return keys[i] = candidate_key(i); }, cached_key, emit,
+          scratch);
     } else {
-      SelectBest(count, wanted, candidate_key, emit, scratch);
+      SelectBest(count, wanted, candidate_key, candidate_key, emit, scratch);
     }
     return;
   }
@@ -261,13 +297,12 @@ __global__ void __launch_bounds__(kThreads)
     const float* maxima = problem.maxima + wave_row * (problem.score_stride / kScoreBlock);
     const auto emit = [&](int rank, int i) { best_blocks[rank] = i; };
     if (score_blocks <= cached_keys) {
-      for (int i = thread; i < score_blocks; i += kThreads) keys[i] = OrderedKey(maxima[i]);
-      __syncthreads();
       SelectBest(
-          score_blocks, topk, [&](int i) { return keys[i]; }, emit, scratch);
+          score_blocks, topk, [&](int i) { return keys[i] = OrderedKey(maxima[i]); }, cached_key,
+          emit, scratch);
     } else {
-      SelectBest(
-          score_blocks, topk, [&](int i) { return OrderedKey(maxima[i]); }, emit, scratch);
+      const auto key_at = [&](int i) { return OrderedKey(maxima[i]); };
+      SelectBest(score_blocks, topk, key_at, key_at, emit, scratch);
     }
   }
   // Second level: the best entries of these blocks. Only the last block can be partial.
@@ -282,14 +317,13 @@ __global__ void __launch_bounds__(kThreads)
           : 0;
   const int gathered = blocks * kScoreBlock - missing;
   const float* scores = problem.scores + wave_row * problem.score_stride;
-  for (int i = thread; i < gathered; i += kThreads) {
-    const int position = position_at(i);
-    keys[i] = OrderedKey(scores[problem.compact ? position : entry_at(position)]);
-  }
-  __syncthreads();
   SelectBest(
-      gathered, topk, [&](int i) { return keys[i]; },
-      [&](int rank, int i) { out[rank] = entry_at(position_at(i)); }, scratch);
+      gathered, topk,
+      [&](int i) {
+        const int position = position_at(i);
+        return keys[i] = OrderedKey(scores[problem.compact ? position : entry_at(position)]);
+      },
+      cached_key, [&](int rank, int i) { out[rank] = entry_at(position_at(i)); }, scratch);
 }
 
 // Keys that fit the part of shared memory that a launch takes.
@@ -310,6 +344,7 @@ Status LaunchSelection(const IndexerProblem& problem, Stream& stream) {
   config.grid.x = static_cast<uint32_t>(problem.row_end - problem.row_begin);
   config.grid.y = problem.candidates_out != nullptr ? 2 : 1;
   config.block = kThreads;
+  config.overlap_previous = true;
   config.shared_bytes = static_cast<int>(sizeof(uint32_t)) * (cached_keys + problem.topk);
   return Launch("IndexerSelection", SelectionKernel, config, stream, problem, cached_keys);
 }

@@ -5,11 +5,14 @@
 //
 //   indexer_cuda_bench [part of a case's name]
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <cstring>
 #include <functional>
+#include <iterator>
 #include <memory>
 #include <numeric>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -331,6 +334,58 @@ void BenchSelection(Bench& bench, int64_t rows, int64_t keys, bool publishes) {
   bench.Report(name, us, static_cast<double>(rows * keys * 2), 0.0);
 }
 
+// How far scores of the tensor kernel are from fp32 sums, and how many of the best 512 differ.
+void CompareScores(Bench& bench, int64_t rows, int64_t keys) {
+  const std::string name =
+      "accuracy " + std::to_string(rows) + " rows x " + std::to_string(keys) + " keys";
+  if (!bench.Wants(name)) return;
+  const Step step(bench, 1, rows, keys, 1);
+  cuda::IndexerProblem problem = cuda::DescribeProblem(step.args(0));
+  ScratchScope scratch(bench.stream());
+  cuda::PlaceScores(rows, &problem, &scratch);
+  problem.row_end = static_cast<int>(rows);
+  const int64_t stride = problem.score_stride;
+  std::vector<float> tensor(static_cast<size_t>(rows * stride));
+  std::vector<float> plain(tensor.size());
+  const TensorView scores(problem.scores, DType::kF32, {rows * stride}, bench.stream().device());
+  BENCH_CHECK(cuda::LaunchTensorScores(problem, 1, bench.stream()));
+  BENCH_CHECK(CopyToHost(scores, tensor.data(), bench.stream()));
+  BENCH_CHECK(cuda::LaunchPlainScores(problem, bench.stream()));
+  BENCH_CHECK(CopyToHost(scores, plain.data(), bench.stream()));
+  BENCH_CHECK(bench.stream().Synchronize());
+  double square = 0.0;
+  double difference = 0.0;
+  double largest = 0.0;
+  int64_t different_bits = 0;
+  int64_t different_choices = 0;
+  for (int64_t r = 0; r < rows; ++r) {
+    const auto n = static_cast<size_t>(keys - rows + r + 1);
+    const std::span<const float> a(tensor.data() + r * stride, n);
+    const std::span<const float> b(plain.data() + r * stride, n);
+    for (size_t i = 0; i < n; ++i) {
+      const double d = static_cast<double>(a[i]) - static_cast<double>(b[i]);
+      difference += d * d;
+      square += static_cast<double>(b[i]) * static_cast<double>(b[i]);
+      largest = std::max(largest, std::abs(d));
+      different_bits += a[i] != b[i] ? 1 : 0;
+    }
+    std::vector<int32_t> chosen_a(kTopK);
+    std::vector<int32_t> chosen_b(kTopK);
+    SelectTopK(a, chosen_a);
+    SelectTopK(b, chosen_b);
+    std::vector<int32_t> common;
+    std::set_intersection(chosen_a.begin(), chosen_a.end(), chosen_b.begin(), chosen_b.end(),
+                          std::back_inserter(common));
+    different_choices += kTopK - std::ssize(common);
+  }
+  std::printf(
+      "%-44s relative L2 error %.2e, largest %.2e, other bits %.2f %%, other choices %lld of "
+      "%lld\n",
+      name.c_str(), std::sqrt(difference / square), largest,
+      100.0 * static_cast<double>(different_bits) / static_cast<double>(rows * keys),
+      static_cast<long long>(different_choices), static_cast<long long>(rows * kTopK));
+}
+
 enum class Role { kPlain, kSource, kConsumer };
 
 void BenchWhole(Bench& bench, int64_t sequences, int64_t rows, int64_t keys, Role role) {
@@ -353,6 +408,8 @@ void BenchWhole(Bench& bench, int64_t sequences, int64_t rows, int64_t keys, Rol
 void Run(const std::string& filter) {
   Bench bench(filter);
   constexpr int64_t kKibi = 1024;
+  CompareScores(bench, 1, 64 * kKibi);
+  CompareScores(bench, 8, 64 * kKibi);
   BenchScores(bench, 1, 1, 8 * kKibi, false);
   BenchScores(bench, 1, 1, 64 * kKibi, false);
   BenchScores(bench, 1, 1, 512 * kKibi, false);
