@@ -1,9 +1,11 @@
-// GatedLinear on a GPU: the kernel of ops/linear/linear_decode.cuh with gate and up strips of the
-// same outputs in one block, and the activation and quantisation where it writes outputs.
+// GatedLinear on a GPU: the kernel for few rows of ops/linear/linear_decode.cuh with gate and up
+// strips of the same outputs in one block, and the activation and quantisation where it writes
+// outputs.
 #include "device.cuh"
 #include "ops/gated_linear/gated_linear_impl.h"
 #include "ops/linear/linear_decode.h"
 #include "ops/linear/linear_pack.h"
+#include "ops/linear/linear_prefill.h"
 #include "ops/moe/moe.h"
 
 namespace deepinfer::cuda {
@@ -46,6 +48,9 @@ Status GatedLinear(const GatedLinearArgs& args, Stream& stream) {
                   "gate_weights");
     }
   }
+  if (TakesManyRows(args.out.rows() / std::ssize(args.gate_weights), *args.gate_weights[0], args.x,
+                    stream))
+    return PrefillGatedLinear(args, stream);
   const LinearWeight& up = *args.up_weights[0];
   DecodeWork work;
   work.num_problems = 1;

@@ -1,10 +1,12 @@
-// Linears on a GPU: collects what one launch can do (linear_decode.h).
+// Linears on a GPU: chooses between the kernels for few and for many rows, by the number of rows
+// and the shape, and collects what one launch can do. Both give the same bits.
 #include <vector>
 
 #include "device.cuh"
 #include "ops/linear/linear_decode.h"
 #include "ops/linear/linear_impl.h"
 #include "ops/linear/linear_pack.h"
+#include "ops/linear/linear_prefill.h"
 #include "ops/quantize/quantize.h"
 
 namespace deepinfer::cuda {
@@ -29,16 +31,29 @@ Status LaunchProblems(WeightFormat format, std::span<const DecodeProblem> proble
 
 }  // namespace
 
+bool TakesManyRows(int64_t rows, const LinearWeight& weight, const TensorView& x,
+                   const Stream& stream) {
+  return stream.compute_major() == 9 && !stream.use_reference() && PrefillTakes(x) &&
+         PrefillPays(rows, weight.format(), weight.n(), weight.k());
+}
+
 Status LinearBatch(std::span<const LinearArgs> batch, Stream& stream) {
-  std::vector<DecodeProblem> problems;
+  std::vector<DecodeProblem> few_rows;
+  std::vector<LinearArgs> many_rows;
   for (const WeightFormat format : kFormats) {
-    problems.clear();
+    few_rows.clear();
+    many_rows.clear();
     for (const LinearArgs& args : batch) {
       if (args.weight->format() != format || args.y.rows() == 0) continue;
-      problems.push_back(DecodeProblemOf(*args.weight, args.x, args.y));
-      problems.back().quantize = args.quantize_y;
+      if (TakesManyRows(args.y.rows(), *args.weight, args.x, stream)) {
+        many_rows.push_back(args);
+        continue;
+      }
+      few_rows.push_back(DecodeProblemOf(*args.weight, args.x, args.y));
+      few_rows.back().quantize = args.quantize_y;
     }
-    DI_RETURN_IF_ERROR(LaunchProblems(format, problems, stream));
+    DI_RETURN_IF_ERROR(LaunchProblems(format, few_rows, stream));
+    if (!many_rows.empty()) DI_RETURN_IF_ERROR(PrefillLinear(many_rows, stream));
   }
   if (!stream.use_reference()) return {};
   for (const LinearArgs& args : batch) {
@@ -49,6 +64,8 @@ Status LinearBatch(std::span<const LinearArgs> batch, Stream& stream) {
 
 Status GroupedLinear(const GroupedLinearArgs& args, Stream& stream) {
   if (args.y.rows() == 0) return {};
+  if (TakesManyRows(args.y.rows() / std::ssize(args.weights), *args.weights[0], args.x, stream))
+    return PrefillGroupedLinear(args, stream);
   DecodeWork work;
   work.num_problems = 1;
   work.problems[0] = DecodeProblemOf(*args.weights[0], args.x, args.y);

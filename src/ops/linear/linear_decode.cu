@@ -60,11 +60,11 @@ int BlockRowsFor(int64_t rows) {
   return rows <= 8 ? 8 : rows <= 16 ? 16 : rows <= 32 ? 32 : 64;
 }
 
-// Rows that a group is likely not to exceed when rows fall on groups at random; more are taken in
-// several blocks.
-int64_t LikelyGroupRows(int64_t rows, int64_t groups) {
-  const int64_t mean = rows / groups;
-  return std::min(rows, mean <= 1 ? 8 : 2 * mean);
+// Rows per block for groups whose sizes only the device knows. Small blocks save nothing (an item
+// with few rows takes the instructions of a small one), so blocks are as large as shared memory for
+// two blocks per multiprocessor allows, unless groups are likely to have more rows.
+int GroupBlockRows(int64_t rows, int64_t groups) {
+  return rows / groups > 24 ? 64 : std::min(32, BlockRowsFor(rows));
 }
 
 }  // namespace
@@ -72,7 +72,7 @@ int64_t LikelyGroupRows(int64_t rows, int64_t groups) {
 Status LaunchDecode(WeightFormat format, DecodeWork work, Stream& stream) {
   int64_t rows = 0;
   for (int i = 0; i < work.num_problems; ++i) rows = std::max<int64_t>(rows, work.problems[i].rows);
-  work.block_rows = BlockRowsFor(work.groups > 0 ? LikelyGroupRows(rows, work.groups) : rows);
+  work.block_rows = work.groups > 0 ? GroupBlockRows(rows, work.groups) : BlockRowsFor(rows);
   int64_t items = CutProblems(work);
   if (work.groups > 0) {
     // At most: every group has rows, and a block that is not full.
@@ -105,9 +105,9 @@ Status LaunchDecode(WeightFormat format, DecodeWork work, Stream& stream) {
                places * work.sum_bytes);
   work.x_bytes = std::max(least_x_bytes, kMinXBytes);
   const auto shared_bytes = [&] {
-    const int64_t bytes = kRingsBytes + kMaxDecodeRows * 4 + work.x_bytes +
-                          (many_rounds ? work.sum_bytes : 0) +
-                          (work.groups > 0 ? 12 * (int64_t{work.groups} + 1) + 8 : 0);
+    const int64_t bytes =
+        kRingsBytes + kMaxDecodeRows * 4 + work.x_bytes + (many_rounds ? work.sum_bytes : 0) +
+        (work.groups > 0 ? 12 * (int64_t{work.groups} + 1) + 8 * kDecodeWarps : 0);
     return CeilDiv(bytes, 16) * 16;
   };
   if (shared_bytes() > kMaxSharedBytes) {

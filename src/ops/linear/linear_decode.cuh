@@ -473,56 +473,73 @@ __device__ inline void KeepSums(const DecodeWork& work, const DecodeProblem& pro
 }
 
 // Reads the group offsets and lists the groups that have rows. Shared memory: three arrays of
-// groups + 1, and two numbers.
+// groups + 1, and two numbers for each warp. Every thread takes some neighbouring groups.
 __device__ inline GroupTable BuildGroupTable(const DecodeWork& work, int* shared) {
-  GroupTable table;
   const int capacity = work.groups + 1;
   int* first_item = shared;
   int* group = shared + capacity;
   int* first_row = shared + 2 * capacity;
-  int* totals = shared + 3 * capacity;
-  if (WarpId() == 0) {
-    const int lane = LaneId();
-    int count = 0;
-    int items = 0;
-    for (int base = 0; base < work.groups; base += 32) {
-      const int g = base + lane;
-      const int begin = g < work.groups ? work.group_offsets[g] : 0;
-      const int rows = g < work.groups ? work.group_offsets[g + 1] - begin : 0;
-      const int own_items =
-          (rows + work.block_rows - 1) / work.block_rows * work.problems[0].strip_blocks;
-      // Sums over the lanes up to this one.
-      int before_items = own_items;
-      int before_count = rows > 0 ? 1 : 0;
-      for (int distance = 1; distance < 32; distance *= 2) {
-        const int other_items = __shfl_up_sync(0xffffffffu, before_items, distance);
-        const int other_count = __shfl_up_sync(0xffffffffu, before_count, distance);
-        if (lane >= distance) {
-          before_items += other_items;
-          before_count += other_count;
-        }
-      }
-      if (rows > 0) {
-        const int place = count + before_count - 1;
-        first_item[place] = items + before_items - own_items;
-        group[place] = g;
-        first_row[place] = begin;
-      }
-      items += __shfl_sync(0xffffffffu, before_items, 31);
-      count += __shfl_sync(0xffffffffu, before_count, 31);
-    }
-    if (lane == 0) {
-      first_row[count] = work.group_offsets[work.groups];
-      totals[0] = count;
-      totals[1] = items;
+  int* warp_items = shared + 3 * capacity;
+  int* warp_count = warp_items + kDecodeWarps;
+  const int lane = LaneId();
+  const int warp = WarpId();
+  const int each = (work.groups + kDecodeThreads - 1) / kDecodeThreads;
+  const int first = static_cast<int>(threadIdx.x) * each;
+  const int end = min(first + each, work.groups);
+  const auto items_of = [&](int rows) {
+    return (rows + work.block_rows - 1) / work.block_rows * work.problems[0].strip_blocks;
+  };
+  int own_items = 0;
+  int own_count = 0;
+  for (int g = first; g < end; ++g) {
+    const int rows = work.group_offsets[g + 1] - work.group_offsets[g];
+    own_items += items_of(rows);
+    own_count += rows > 0 ? 1 : 0;
+  }
+  // Sums over the lanes up to this one, then over the warps in front.
+  int items = own_items;
+  int count = own_count;
+  for (int distance = 1; distance < 32; distance *= 2) {
+    const int other_items = __shfl_up_sync(0xffffffffu, items, distance);
+    const int other_count = __shfl_up_sync(0xffffffffu, count, distance);
+    if (lane >= distance) {
+      items += other_items;
+      count += other_count;
     }
   }
+  if (lane == 31) {
+    warp_items[warp] = items;
+    warp_count[warp] = count;
+  }
+  __syncthreads();
+  items -= own_items;
+  count -= own_count;
+  GroupTable table;
+  table.items = 0;
+  table.count = 0;
+  for (int i = 0; i < kDecodeWarps; ++i) {
+    if (i == warp) {
+      items += table.items;
+      count += table.count;
+    }
+    table.items += warp_items[i];
+    table.count += warp_count[i];
+  }
+  for (int g = first; g < end; ++g) {
+    const int begin = work.group_offsets[g];
+    const int rows = work.group_offsets[g + 1] - begin;
+    if (rows == 0) continue;
+    first_item[count] = items;
+    group[count] = g;
+    first_row[count] = begin;
+    items += items_of(rows);
+    ++count;
+  }
+  if (threadIdx.x == 0) first_row[table.count] = work.group_offsets[work.groups];
   __syncthreads();
   table.first_item = first_item;
   table.group = group;
   table.first_row = first_row;
-  table.count = totals[0];
-  table.items = totals[1];
   return table;
 }
 
