@@ -204,6 +204,7 @@ TEST_F(HyperConnectionCuda, BoundaryOfManyRowsAgreesWithTheCpu) {
 TEST_F(HyperConnectionCuda, ARowHasTheSameBitsInEveryBatch) {
   ExpectRowsIndependent(64, {1, 2, 7, 8, 9, 64, 65, 130});
   ExpectRowsIndependent(96, {1, 16, 33});
+  ExpectRowsIndependent(1280, {1, 9, 17});
 }
 
 TEST_F(HyperConnectionCuda, ARowOfTheModelsWidthHasTheSameBitsInEveryBatch) {
