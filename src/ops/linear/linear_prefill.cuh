@@ -20,11 +20,14 @@
 //
 // Blocks are persistent, one per multiprocessor, and take tiles in order: tokens first, so that
 // tiles that run at the same time share weights in the L2, in bands of 16 token tiles whose x stays
-// there too. When the last round of tiles would fill at most half of the blocks, its tiles are
-// halved along the tokens.
+// there too. The rows of a unit (a group, or all) are cut into about equal tiles, which run as 64,
+// 96 or 128 columns of the instruction. When the last round of tiles would fill at most half of the
+// blocks, its tiles are halved along the tokens.
 //
-// Weights whose K has several segments keep totals beside the accumulators, which leaves registers
-// for 96 tokens.
+// Weights whose K has several segments keep totals beside the accumulators, of one block of outputs
+// in registers and of the other one in shared memory; that leaves room for 96 tokens. All totals in
+// registers spill 40 of them; all in shared memory cost too many stages, or twice the traffic at
+// the end of a segment, of which some have 512 columns.
 #pragma once
 
 #include <cstdint>
