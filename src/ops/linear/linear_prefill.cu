@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <limits>
 
+#include "base/ceil_div.h"
 #include "base/check.h"
 #include "ops/linear/cuda_pack.h"
 #include "ops/linear/linear_pack.h"
@@ -81,8 +82,59 @@ Result<WeightRun> RunOf(std::span<const LinearWeight* const> weights, const char
   return WeightRun{reinterpret_cast<const uint8_t*>(data(first) - stride * first), stride};
 }
 
+// Clocks per stage of 64 columns of a tile: of the tensor cores (8 per token, and some between
+// stages), or of the L2, which gives a multiprocessor about 32 bytes per clock.
+int64_t StageClocks(WeightFormat format, int64_t tokens) {
+  const int64_t weight_bytes = format == WeightFormat::kFp4Group   ? 256 * 34
+                               : format == WeightFormat::kFp8Block ? 256 * 64
+                                                                   : 256 * 128;
+  const int64_t computed = std::max<int64_t>(tokens, 64);
+  return std::max(8 * computed + 80, (weight_bytes + tokens * prefill::kRowBytes) / 32);
+}
+
+// What storing a tile and starting the next one costs beside its stages.
+constexpr int64_t kTileClocks = 2500;
+
+// Clocks of all problems with tiles of `tokens` rows: the rounds that the busiest multiprocessor
+// has, the last one with halves where those fit.
+int64_t LaunchClocks(WeightFormat format, int64_t tiles, int64_t tokens, int64_t columns,
+                     int64_t sm_count) {
+  const int64_t stages = CeilDiv(columns, prefill::kStageColumns);
+  const int64_t rest = tiles % sm_count;
+  int64_t clocks = tiles / sm_count * (stages * StageClocks(format, tokens) + kTileClocks);
+  if (rest > 0) {
+    const int64_t last = 2 * rest <= sm_count ? tokens / 2 : tokens;
+    clocks += stages * StageClocks(format, last) + kTileClocks;
+  }
+  return clocks;
+}
+
+// Rows per tile. Small tiles fill the chip where large ones are too few, but move more bytes per
+// product. Where rows are in groups the host does not know how many there are.
 template <class S>
-Status LaunchShape(const char* name, const Params& params, Stream& stream) {
+int TileTokens(const Params& params, int sm_count) {
+  if (params.group_offsets != nullptr) return S::kTokens;
+  int best = S::kTokens;
+  int64_t best_clocks = std::numeric_limits<int64_t>::max();
+  for (int tokens = S::kTokens; tokens >= 64; tokens -= 32) {
+    int64_t tiles = 0;
+    int64_t columns = 0;
+    for (int i = 0; i < params.units; ++i) {
+      const Problem& problem = params.problems[i];
+      tiles += CeilDiv(problem.n, S::kTileOutputs) * CeilDiv(problem.rows, tokens);
+      columns = std::max<int64_t>(columns, problem.padded_k);
+    }
+    const int64_t clocks = LaunchClocks(S::kFormat, tiles, tokens, columns, std::max(1, sm_count));
+    if (clocks >= best_clocks) continue;
+    best_clocks = clocks;
+    best = tokens;
+  }
+  return best;
+}
+
+template <class S>
+Status LaunchShape(const char* name, Params params, Stream& stream) {
+  params.tile_tokens = TileTokens<S>(params, stream.sm_count());
   return Launch(name, &PrefillKernel<S>,
                 {.grid = {static_cast<uint32_t>(std::max(1, stream.sm_count()))},
                  .block = prefill::kThreads,
@@ -125,13 +177,25 @@ const LinearWeight* FirstOf(std::span<const LinearWeight* const> weights) {
 
 }  // namespace
 
-bool PrefillPays(int64_t rows, WeightFormat format, int64_t n, int64_t k) {
-  // A block of 256 outputs x 64 rows takes 8 clocks per column, and the kernel for few rows about
-  // as long for 16 rows as reading the weight.
-  (void)format;
-  (void)n;
-  (void)k;
-  return rows >= 64;
+bool PrefillPays(int64_t rows, WeightFormat format, int64_t n, int64_t k, int64_t weights) {
+  if (rows < 48) return false;
+  constexpr int64_t kMultiprocessors = 132;
+  constexpr double kClocksPerMicrosecond = 1600.0;
+  const int64_t tokens = rows <= 64 ? 64 : 96;
+  const int64_t tiles = weights * CeilDiv(n, int64_t{256}) * CeilDiv(rows, tokens);
+  const double many =
+      4.0 + static_cast<double>(LaunchClocks(format, tiles, tokens, k, kMultiprocessors)) /
+                kClocksPerMicrosecond;
+  // The kernel for few rows reads the weight once per 64 rows, at 3.5 MB per microsecond, or
+  // multiplies at 250 TFLOP/s.
+  const auto elements = static_cast<double>(weights * n * k);
+  const double bytes_per_element = format == WeightFormat::kFp4Group   ? 0.53
+                                   : format == WeightFormat::kFp8Block ? 1.0
+                                                                       : 2.0;
+  const double few =
+      4.0 + static_cast<double>(CeilDiv(rows, int64_t{64})) *
+                std::max(elements * bytes_per_element / 3.5e6, elements * 2.0 * 64.0 / 250e6);
+  return many < few;
 }
 
 bool PrefillTakes(const TensorView& x) {

@@ -20,11 +20,14 @@
 //
 // Blocks are persistent, one per multiprocessor, and take tiles in order: tokens first, so that
 // tiles that run at the same time share weights in the L2, in bands of 16 token tiles whose x stays
-// there too. When the last round of tiles would fill at most half of the blocks, its tiles are
-// halved along the tokens.
+// there too. The rows of a unit (a group, or all) are cut into about equal tiles, which run as 64,
+// 96 or 128 columns of the instruction. When the last round of tiles would fill at most half of the
+// blocks, its tiles are halved along the tokens.
 //
-// Weights whose K has several segments keep totals beside the accumulators, which leaves registers
-// for 96 tokens.
+// Weights whose K has several segments keep totals beside the accumulators, of one block of outputs
+// in registers and of the other one in shared memory; that leaves room for 96 tokens. All totals in
+// registers spill 40 of them; all in shared memory cost too many stages, or twice the traffic at
+// the end of a segment, of which some have 512 columns.
 #pragma once
 
 #include <cstdint>
@@ -71,7 +74,8 @@ struct Problem {
 
 struct Params {
   Problem problems[kMaxProblems];
-  int units = 0;  // groups, or problems
+  int units = 0;        // groups, or problems
+  int tile_tokens = 0;  // the most per tile, at most those of the kernel's shape
   // Groups of problem 0; null: every problem is a unit of its own.
   const int32_t* group_offsets = nullptr;
   const int32_t* row_index = nullptr;
@@ -88,7 +92,7 @@ struct WeightCursor {
   const uint8_t* scales[kBlocks];  // FP8: of the tile's strips
   int columns_left;                // of the tile that is being copied
   int chunk;                       // within it
-  int index;                       // of the tile after it
+  int round;                       // of the tile after it
 };
 
 template <WeightFormat kFormatOf, bool kGatedOf, bool kTotalsOf>
@@ -97,8 +101,6 @@ struct Shape {
   static constexpr bool kGated = kGatedOf;
   static constexpr bool kTotals = kTotalsOf;
   static constexpr int kTokens = kTotals ? 96 : 128;
-  // k16 steps whose fragments are converted at a time: fewer where registers are scarce.
-  static constexpr int kGroupSteps = kTotals ? 2 : 4;
   // Outputs of y per tile.
   static constexpr int kTileOutputs = kGated ? 128 : 256;
   // Four units of a strip, and scales: of FP4 those that follow the units, of FP8 the 16 bytes that
@@ -112,8 +114,9 @@ struct Shape {
                                                                             : 64;
   static constexpr int kChunkSlots = kFormat == WeightFormat::kFp4Group ? 2 : 3;
   static constexpr int kStageBytes = kTokens * kRowBytes;
-  static constexpr int kStages = kTotals ? 7 : (kFormat == WeightFormat::kFp4Group ? 7 : 5);
-  static constexpr int kStagingBytes = kTokens * kStagingRowBytes;  // of a warpgroup
+  static constexpr int kStages = kTotals ? 6 : (kFormat == WeightFormat::kFp4Group ? 7 : 5);
+  // Of a warpgroup: rows on the way to y, and until then totals of its second block.
+  static constexpr int kStagingBytes = kTotals ? kTokens * 64 * 4 : kTokens * kStagingRowBytes;
 
   // Shared memory, in this order: stages of x, chunks of weights, staging, and what follows.
   static constexpr int kWeightsAt = kStages * kStageBytes;
@@ -152,7 +155,7 @@ class TileList {
           grouped ? params.group_offsets[unit + 1] - first : params.problems[unit].rows;
       FirstRow(params, unit) = first;
       Rows(params, unit) = rows;
-      tiles[unit + 1] = TokenTiles(rows) * OutputTiles(params, grouped ? 0 : unit);
+      tiles[unit + 1] = TokenTiles(params, rows) * OutputTiles(params, grouped ? 0 : unit);
     }
     __syncthreads();
     if (WarpId() == 0) {
@@ -184,12 +187,16 @@ class TileList {
     __syncthreads();
   }
 
-  // Tiles to take, halves included. Block b takes b, b + grid, ...
-  __device__ static int Count() {
-    return Lists()[0];
+  // Tiles per block, those without rows included.
+  __device__ static int Rounds() {
+    return (Lists()[0] + static_cast<int>(gridDim.x) - 1) / static_cast<int>(gridDim.x);
   }
-  __device__ static Tile At(const Params& params, int index) {
-    constexpr int kHalf = S::kTokens / 2;
+  // The block's tile of a round. Blocks move by one from round to round, so that a pattern of large
+  // and small tiles (a group of one and a half, say) does not give some blocks all the large ones.
+  __device__ static Tile At(const Params& params, int round) {
+    const int blocks = static_cast<int>(gridDim.x);
+    const int index = round * blocks + (static_cast<int>(blockIdx.x) + round) % blocks;
+    if (index >= Lists()[0]) return {};
     const int whole = Lists()[1];
     const int* const tiles = Lists() + 2;
     const bool halved = index >= whole;
@@ -208,18 +215,21 @@ class TileList {
     result.unit = low;
     result.problem = params.group_offsets != nullptr ? 0 : low;
     const int unit_rows = Rows(params, low);
+    const int tile_rows = TileRows(params, unit_rows);
     const int output_tiles = OutputTiles(params, result.problem);
     const int in_unit = tile - tiles[low];
     const int band = in_unit / (kBandTokenTiles * output_tiles);
     const int in_band = in_unit - band * kBandTokenTiles * output_tiles;
-    const int band_tiles = min(kBandTokenTiles, TokenTiles(unit_rows) - band * kBandTokenTiles);
+    const int band_tiles =
+        min(kBandTokenTiles, TokenTiles(params, unit_rows) - band * kBandTokenTiles);
     result.output_tile = in_band / band_tiles;
-    int first = (band * kBandTokenTiles + in_band - result.output_tile * band_tiles) * S::kTokens;
-    int rows = min(S::kTokens, unit_rows - first);
+    int first = (band * kBandTokenTiles + in_band - result.output_tile * band_tiles) * tile_rows;
+    int rows = min(tile_rows, unit_rows - first);
     if (halved) {
       const bool second = ((index - whole) & 1) != 0;
-      first += second ? kHalf : 0;
-      rows = second ? rows - kHalf : min(rows, kHalf);
+      const int half = tile_rows / 2;
+      first += second ? half : 0;
+      rows = second ? rows - half : min(rows, half);
     }
     result.row = FirstRow(params, low) + first;
     result.rows = rows;
@@ -238,8 +248,15 @@ class TileList {
   __device__ static int& Rows(const Params& params, int unit) {
     return Lists()[3 + 2 * params.units + unit];
   }
-  __device__ static int TokenTiles(int rows) {
-    return (rows + S::kTokens - 1) / S::kTokens;
+  // Tiles of a unit are about equal, a multiple of 32 rows each.
+  __device__ static int TileRows(const Params& params, int rows) {
+    const int tiles = (rows + params.tile_tokens - 1) / params.tile_tokens;
+    if (tiles <= 1) return params.tile_tokens;
+    return min(params.tile_tokens, ((rows + tiles - 1) / tiles + 31) / 32 * 32);
+  }
+  __device__ static int TokenTiles(const Params& params, int rows) {
+    const int tile_rows = TileRows(params, rows);
+    return (rows + tile_rows - 1) / tile_rows;
   }
   __device__ static int OutputTiles(const Params& params, int problem) {
     return (params.problems[problem].n + S::kTileOutputs - 1) / S::kTileOutputs;
@@ -310,9 +327,9 @@ __device__ inline void CopyRows(const Params& params) {
     if (LaneId() == 0) BarrierArrive(Barriers<S>::XFull(landed_slot));
     landed_slot = landed_slot + 1 == S::kStages ? 0 : landed_slot + 1;
   };
-  for (int index = static_cast<int>(blockIdx.x); index < TileList<S>::Count();
-       index += static_cast<int>(gridDim.x)) {
-    const Tile tile = TileList<S>::At(params, index);
+  const int rounds = TileList<S>::Rounds();
+  for (int round = 0; round < rounds; ++round) {
+    const Tile tile = TileList<S>::At(params, round);
     if (tile.rows <= 0) continue;
     const Problem& problem = params.problems[tile.problem];
     uint32_t offsets[kSteps];  // of rows in pieces of 16 bytes
@@ -363,7 +380,7 @@ class WeightStream {
     if (LaneId() == 0) {
       WeightCursor& cursor = Cursor(warp);
       cursor.columns_left = 0;
-      cursor.index = static_cast<int>(blockIdx.x);
+      cursor.round = 0;
     }
     for (int slot = 0; slot < S::kChunkSlots; ++slot) Issue(params, warp, slot);
   }
@@ -402,12 +419,9 @@ class WeightStream {
 
  private:
   __device__ static bool NextTile(const Params& params, int warp, WeightCursor& cursor) {
-    int index = cursor.index;
+    const int rounds = TileList<S>::Rounds();
     Tile tile = {};
-    for (; index < TileList<S>::Count(); index += static_cast<int>(gridDim.x)) {
-      tile = TileList<S>::At(params, index);
-      if (tile.rows > 0) break;
-    }
+    while (tile.rows <= 0 && cursor.round < rounds) tile = TileList<S>::At(params, cursor.round++);
     if (tile.rows <= 0) return false;
     const Problem& problem = params.problems[tile.problem];
 #pragma unroll
@@ -423,7 +437,6 @@ class WeightStream {
     }
     cursor.columns_left = problem.padded_k;
     cursor.chunk = 0;
-    cursor.index = index + static_cast<int>(gridDim.x);
     return true;
   }
   __device__ static WeightCursor& Cursor(int warp) {
@@ -446,63 +459,48 @@ __device__ inline uint32_t ExponentBf16x2(uint32_t bytes) {
   return __byte_perm(bytes, 0, 0x4040u | kByte | (kByte << 8)) << 7;
 }
 
-// Some of the k16 steps of a chunk, from step kFirst on.
-template <WeightFormat kFormat, int kFirst, int kSteps>
-__device__ inline void LoadFragments(uint32_t (&a)[kSteps][4], const unsigned char* chunk, int lane,
+// The four k16 steps of a stage of a chunk.
+template <WeightFormat kFormat, int kStage>
+__device__ inline void LoadFragments(uint32_t (&a)[4][4], const unsigned char* chunk, int lane,
                                      uint32_t scales) {
-  static_assert(kSteps % 2 == 0 && kFirst % kSteps == 0 && kSteps <= 4);
   if constexpr (kFormat == WeightFormat::kFp4Group) {
-    constexpr int kUnit = kFirst / 4;
-    const unsigned char* const from = chunk + 512 * kUnit + 16 * lane;
-    uint32_t codes[kSteps];
-    if constexpr (kSteps == 4) {
-      const uint4 words = LoadShared16(from);
-      codes[0] = words.x;
-      codes[1] = words.y;
-      codes[2] = words.z;
-      codes[3] = words.w;
-    } else {
-      const uint2 words = *reinterpret_cast<const uint2*>(from + kFirst % 4 * 4);
-      codes[0] = words.x;
-      codes[1] = words.y;
-    }
+    const uint4 words = LoadShared16(chunk + 512 * kStage + 16 * lane);
+    const uint32_t codes[4] = {words.x, words.y, words.z, words.w};
     const uint32_t bytes =
-        *reinterpret_cast<const uint32_t*>(chunk + 2048 + 16 * (lane / 4) + 4 * kUnit);
+        *reinterpret_cast<const uint32_t*>(chunk + 2048 + 16 * (lane / 4) + 4 * kStage);
+    const uint32_t low[2] = {ExponentBf16x2<0>(bytes), ExponentBf16x2<2>(bytes)};   // row g
+    const uint32_t high[2] = {ExponentBf16x2<1>(bytes), ExponentBf16x2<3>(bytes)};  // row g + 8
+    constexpr uint32_t kPlaces = 0x81c081c0u;
 #pragma unroll
-    for (int pair = 0; pair < kSteps / 2; ++pair) {
-      const bool second = kFirst % 4 / 2 + pair == 1;
-      const uint32_t low = second ? ExponentBf16x2<2>(bytes) : ExponentBf16x2<0>(bytes);
-      const uint32_t high = second ? ExponentBf16x2<3>(bytes) : ExponentBf16x2<1>(bytes);
-      constexpr uint32_t kPlaces = 0x81c081c0u;
-#pragma unroll
-      for (int step = 2 * pair; step < 2 * pair + 2; ++step) {
-        const uint32_t c = codes[step];
-        a[step][0] = MulBf16x2(c & kPlaces, low);
-        a[step][1] = MulBf16x2((c << 3) & kPlaces, high);
-        a[step][2] = MulBf16x2((c << 6) & kPlaces, low);
-        a[step][3] = MulBf16x2(
-            ((c << 1) & 0x80008000u) | ((c >> 4) & 0x00c000c0u) | ((c >> 5) & 0x01000100u), high);
-      }
+    for (int step = 0; step < 4; ++step) {
+      const uint32_t c = codes[step];
+      a[step][0] = MulBf16x2(c & kPlaces, low[step / 2]);
+      a[step][1] = MulBf16x2((c << 3) & kPlaces, high[step / 2]);
+      a[step][2] = MulBf16x2((c << 6) & kPlaces, low[step / 2]);
+      a[step][3] =
+          MulBf16x2(((c << 1) & 0x80008000u) | ((c >> 4) & 0x00c000c0u) | ((c >> 5) & 0x01000100u),
+                    high[step / 2]);
     }
   } else if constexpr (kFormat == WeightFormat::kFp8Block) {
+    const uint32_t unit_scales[2] = {ExponentBf16x2<2 * kStage>(scales),
+                                     ExponentBf16x2<2 * kStage + 1>(scales)};
 #pragma unroll
-    for (int pair = 0; pair < kSteps / 2; ++pair) {
-      const int unit = kFirst / 2 + pair;
-      const uint4 words = LoadShared16(chunk + 512 * unit + 16 * lane);
+    for (int unit = 0; unit < 2; ++unit) {
+      const uint4 words = LoadShared16(chunk + 512 * (2 * kStage + unit) + 16 * lane);
       const uint32_t codes[4] = {words.x, words.y, words.z, words.w};
-      const uint32_t scale = ((scales >> (8 * unit)) & 0xffu) * 0x00800080u;
 #pragma unroll
       for (int half = 0; half < 4; ++half) {
         const uint32_t c = codes[half];
-        uint32_t* const registers = &a[2 * pair + half / 2][half % 2 * 2];
-        registers[0] = MulBf16x2((c & 0x80008000u) | ((c >> 4) & 0x07f007f0u), scale);
-        registers[1] = MulBf16x2(((c << 8) & 0x80008000u) | ((c << 4) & 0x07f007f0u), scale);
+        uint32_t* const registers = &a[2 * unit + half / 2][half % 2 * 2];
+        registers[0] = MulBf16x2((c & 0x80008000u) | ((c >> 4) & 0x07f007f0u), unit_scales[unit]);
+        registers[1] =
+            MulBf16x2(((c << 8) & 0x80008000u) | ((c << 4) & 0x07f007f0u), unit_scales[unit]);
       }
     }
   } else {
 #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      const uint4 words = LoadShared16(chunk + 512 * (kFirst + step) + 16 * lane);
+    for (int step = 0; step < 4; ++step) {
+      const uint4 words = LoadShared16(chunk + 512 * step + 16 * lane);
       a[step][0] = words.x;
       a[step][1] = words.y;
       a[step][2] = words.z;
@@ -663,6 +661,55 @@ __device__ inline void SetZero(float (&d)[kSize]) {
   for (int i = 0; i < kSize; ++i) d[i] = 0.0f;
 }
 
+// Sums of the segments that have ended: of the first block in registers, of the second one in the
+// warpgroup's shared memory, which has no other use before the tile is stored.
+template <class S, int kTokens>
+class Totals {
+ public:
+  __device__ explicit Totals(int warp)
+      : shared_(reinterpret_cast<float4*>(DynamicShared<unsigned char>() + S::kStagingAt +
+                                          warp / 4 * S::kStagingBytes) +
+                static_cast<int>(threadIdx.x) % 128) {}
+
+  __device__ void Add(const float (&sums)[kBlocks][kTokens / 2]) {
+#pragma unroll
+    for (int i = 0; i < kTokens / 2; ++i) first_[i] = any_ ? first_[i] + sums[0][i] : sums[0][i];
+#pragma unroll
+    for (int i = 0; i < kTokens / 8; ++i) {
+      float4 total = {};
+      if (any_) total = shared_[128 * i];
+      total.x += sums[1][4 * i];
+      total.y += sums[1][4 * i + 1];
+      total.z += sums[1][4 * i + 2];
+      total.w += sums[1][4 * i + 3];
+      shared_[128 * i] = total;
+    }
+    any_ = true;
+  }
+  // Adds the totals, if there are any, to the last segment's sums.
+  __device__ void AddTo(float (&sums)[kBlocks][kTokens / 2]) const {
+    if (any_) {
+#pragma unroll
+      for (int i = 0; i < kTokens / 2; ++i) sums[0][i] += first_[i];
+#pragma unroll
+      for (int i = 0; i < kTokens / 8; ++i) {
+        const float4 total = shared_[128 * i];
+        sums[1][4 * i] += total.x;
+        sums[1][4 * i + 1] += total.y;
+        sums[1][4 * i + 2] += total.z;
+        sums[1][4 * i + 3] += total.w;
+      }
+    }
+    // Other threads are about to write rows there.
+    NamedBarrierSync(1 + static_cast<int>(threadIdx.x) / 128, 128);
+  }
+
+ private:
+  float4* shared_;
+  float first_[kTokens / 2] = {};
+  bool any_ = false;
+};
+
 // One tile with room for kTokens rows, of which tile.rows exist: what the others are multiplied
 // with does not matter.
 template <class S, int kTokens>
@@ -671,12 +718,9 @@ __device__ __forceinline__ void MultiplyTile(const Params& params, const Tile& t
   const Problem& problem = params.problems[tile.problem];
   const int lane = LaneId();
   float sums[kBlocks][kTokens / 2];
-  float totals[kBlocks][S::kTotals ? kTokens / 2 : 1];
 #pragma unroll
-  for (int block = 0; block < kBlocks; ++block) {
-    SetZero(sums[block]);
-    if constexpr (S::kTotals) SetZero(totals[block]);
-  }
+  for (int block = 0; block < kBlocks; ++block) SetZero(sums[block]);
+  [[maybe_unused]] Totals<S, kTokens> totals(warp);
   int used_slot = -1;  // the stage before, still being read
   int segment_left = problem.segment_columns;
   const uint64_t first_stage =
@@ -696,29 +740,23 @@ __device__ __forceinline__ void MultiplyTile(const Params& params, const Tile& t
       BarrierWait(Barriers<S>::XFull(rings.x.slot), rings.x.parity);
       const uint64_t x =
           AdvanceDescriptor(first_stage, static_cast<uint32_t>(rings.x.slot * S::kStageBytes));
-      const auto multiply = [&]<int kFirst>() {
 #pragma unroll
-        for (int block = 0; block < kBlocks; ++block) {
-          uint32_t a[S::kGroupSteps][4];
-          LoadFragments<S::kFormat, 4 * kStage + kFirst, S::kGroupSteps>(
-              a, chunk + block * S::kChunkBytes, lane, scales[block]);
-          WarpgroupFence();
+      for (int block = 0; block < kBlocks; ++block) {
+        uint32_t a[4][4];
+        LoadFragments<S::kFormat, kStage>(a, chunk + block * S::kChunkBytes, lane, scales[block]);
+        WarpgroupFence();
 #pragma unroll
-          for (int step = 0; step < S::kGroupSteps; ++step) {
-            WarpgroupMmaRegisters<0>(
-                sums[block], a[step],
-                AdvanceDescriptor(x, static_cast<uint32_t>(32 * (kFirst + step))), true);
-          }
-          WarpgroupCommit();
-          // The other block's product of before has ended, and with the first one of this stage
-          // everything that reads the stage before.
-          WarpgroupWait<1>();
-          if (kFirst == 0 && block == 0 && used_slot >= 0 && lane == 0)
-            BarrierArrive(Barriers<S>::XEmpty(used_slot));
+        for (int step = 0; step < 4; ++step) {
+          WarpgroupMmaRegisters<0>(sums[block], a[step],
+                                   AdvanceDescriptor(x, static_cast<uint32_t>(32 * step)), true);
         }
-      };
-      multiply.template operator()<0>();
-      if constexpr (S::kGroupSteps == 2) multiply.template operator()<2>();
+        WarpgroupCommit();
+        // The other block's product of before has ended, and with the first one of this stage
+        // everything that reads the stage before.
+        WarpgroupWait<1>();
+        if (block == 0 && used_slot >= 0 && lane == 0)
+          BarrierArrive(Barriers<S>::XEmpty(used_slot));
+      }
       used_slot = rings.x.slot;
       rings.x.template Advance<S::kStages>();
     };
@@ -736,16 +774,14 @@ __device__ __forceinline__ void MultiplyTile(const Params& params, const Tile& t
     rings.weights.template Advance<S::kChunkSlots>();
     if constexpr (S::kTotals) {
       segment_left -= S::kChunkColumns;
-      if (segment_left <= 0 || column + S::kChunkColumns >= problem.padded_k) {
+      if (segment_left <= 0 && column + S::kChunkColumns < problem.padded_k) {
         segment_left = problem.segment_columns;
         WarpgroupWait<0>();
 #pragma unroll
-        for (int block = 0; block < kBlocks; ++block) {
-          WarpgroupFenceRegisters(sums[block]);
+        for (int block = 0; block < kBlocks; ++block) WarpgroupFenceRegisters(sums[block]);
+        totals.Add(sums);
 #pragma unroll
-          for (int i = 0; i < kTokens / 2; ++i) totals[block][i] += sums[block][i];
-          SetZero(sums[block]);
-        }
+        for (int block = 0; block < kBlocks; ++block) SetZero(sums[block]);
       }
     }
   }
@@ -753,19 +789,13 @@ __device__ __forceinline__ void MultiplyTile(const Params& params, const Tile& t
 #pragma unroll
   for (int block = 0; block < kBlocks; ++block) WarpgroupFenceRegisters(sums[block]);
   if (lane == 0) BarrierArrive(Barriers<S>::XEmpty(used_slot));
-  const auto store = [&](const float(&results)[kBlocks][kTokens / 2]) {
-    unsigned char* const staging =
-        DynamicShared<unsigned char>() + S::kStagingAt + warp / 4 * S::kStagingBytes;
-    if constexpr (S::kGated) {
-      StoreGatedTile<kTokens>(params, tile, results, staging, warp);
-    } else {
-      StoreTile<kTokens>(params, tile, results, staging, warp);
-    }
-  };
-  if constexpr (S::kTotals) {
-    store(totals);
+  if constexpr (S::kTotals) totals.AddTo(sums);
+  unsigned char* const staging =
+      DynamicShared<unsigned char>() + S::kStagingAt + warp / 4 * S::kStagingBytes;
+  if constexpr (S::kGated) {
+    StoreGatedTile<kTokens>(params, tile, sums, staging, warp);
   } else {
-    store(sums);
+    StoreTile<kTokens>(params, tile, sums, staging, warp);
   }
 }
 
@@ -783,13 +813,15 @@ __global__ void __launch_bounds__(kThreads, 1)
     IncreaseRegisters<232>();
     WeightStream<S>::Begin(params, warp);
     Rings rings;
-    for (int index = static_cast<int>(blockIdx.x); index < TileList<S>::Count();
-         index += static_cast<int>(gridDim.x)) {
-      const Tile tile = TileList<S>::At(params, index);
+    const int rounds = TileList<S>::Rounds();
+    for (int round = 0; round < rounds; ++round) {
+      const Tile tile = TileList<S>::At(params, round);
       if (tile.rows <= 0) continue;
       if (tile.rows <= 64) {
         MultiplyTile<S, 64>(params, tile, warp, rings);
-      } else {
+      } else if (tile.rows <= 96) {
+        MultiplyTile<S, 96>(params, tile, warp, rings);
+      } else if constexpr (S::kTokens > 96) {
         MultiplyTile<S, S::kTokens>(params, tile, warp, rings);
       }
     }

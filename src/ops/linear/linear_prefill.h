@@ -15,9 +15,9 @@
 
 namespace deepinfer::cuda {
 
-// Whether these kernels are expected to beat the kernel for few rows, for a weight that is used by
-// `rows` rows (GroupedLinear: on average, by those of its groups that have any).
-bool PrefillPays(int64_t rows, WeightFormat format, int64_t n, int64_t k);
+// Whether these kernels are expected to beat the kernel for few rows, for `weights` weights that
+// are used by `rows` rows each (a gated pair counts as one weight with the outputs of both).
+bool PrefillPays(int64_t rows, WeightFormat format, int64_t n, int64_t k, int64_t weights = 1);
 // Whether rows can be copied in pieces of 16 bytes, which these kernels need.
 bool PrefillTakes(const TensorView& x);
 

@@ -409,7 +409,7 @@ TEST_F(LinearPrefillTest, LayersOfTheModelHaveTheBitsOfTheKernelForFewRows) {
 TEST(LinearPrefill, PaysForManyRowsOnly) {
   EXPECT_FALSE(cuda::PrefillPays(1, WeightFormat::kFp4Group, 4608, 5120));
   EXPECT_FALSE(cuda::PrefillPays(16, WeightFormat::kFp8Block, 5120, 8192));
-  EXPECT_TRUE(cuda::PrefillPays(128, WeightFormat::kFp4Group, 4608, 5120));
+  EXPECT_TRUE(cuda::PrefillPays(128, WeightFormat::kFp4Group, 4608, 5120, 6));
   EXPECT_TRUE(cuda::PrefillPays(4096, WeightFormat::kFp8Block, 1792, 5120));
 }
 
