@@ -274,7 +274,7 @@ Status EngramGather(const EngramGatherArgs& args, Stream& stream) {
   const int64_t per_block = kGatherBlock * (few ? 1 : kPieces);
   int64_t blocks = (params.pieces + per_block - 1) / per_block;
   if (args.weight.device().kind != DeviceKind::kCuda)
-    blocks = std::min<int64_t>(blocks, 4 * stream.sm_count());
+    blocks = std::min<int64_t>(blocks, stream.sm_count());
   const LaunchConfig config{
       .grid = {static_cast<uint32_t>(blocks)}, .block = kGatherBlock, .overlap_previous = true};
   return Launch("EngramGather", few ? EngramGatherKernel<1> : EngramGatherKernel<kPieces>, config,

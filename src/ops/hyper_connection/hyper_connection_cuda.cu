@@ -36,6 +36,7 @@ namespace deepinfer::cuda {
 namespace {
 
 constexpr int kTileRows = 16;
+constexpr int kFewRows = 8;
 constexpr int kLaneChannels = 8;
 constexpr int kUnitChannels = 32;
 constexpr int kMaxRanks = 16;
@@ -56,13 +57,17 @@ constexpr int kCoefficientStride = 28;
 // How the channels of a row are spread; depends on the width only.
 struct Partition {
   int units;
+  int ranks_log2;
   int ranks;  // blocks of a cluster
   int units_per_block;
 };
 
 Partition PartitionOf(int64_t hidden) {
-  Partition partition = {static_cast<int>(hidden / kUnitChannels), 1, 0};
-  while (2 * partition.ranks <= std::min(kMaxRanks, partition.units)) partition.ranks *= 2;
+  Partition partition = {static_cast<int>(hidden / kUnitChannels), 0, 1, 0};
+  while (2 * partition.ranks <= std::min(kMaxRanks, partition.units)) {
+    ++partition.ranks_log2;
+    partition.ranks *= 2;
+  }
   partition.units_per_block = (partition.units + partition.ranks - 1) / partition.ranks;
   return partition;
 }
@@ -109,38 +114,48 @@ struct Params {
 
 // The parts of a block's shared memory.
 struct Shared {
-  uint4* fragments;     // [units_per_block][stream][part][output tile][lane]
+  uint4* fragments;     // [units_per_block][stream][part that is kept here][output tile][lane]
   float* partial;       // [2][units_per_block][kTileRows][kRowSums]
   float* sums;          // [2][rows of this block][rank][kOutputs + 1]
   float* squares;       // [2][kTileRows][rank]
   float* coefficients;  // [2][kTileRows][kCoefficientStride]
 };
 
-constexpr int kUnitFragments = kStreams * kParts * kOutputTiles * 32;
+// Which kernel of the family: what it does, and whether it is the one for few rows.
+struct Variant {
+  bool expand;
+  bool mix;
+  bool collapse;
+  bool few;  // at most kFewRows rows: one tile, half of it
+};
+
+// Parts of the weights in shared memory. With few rows registers have room for the other two.
+constexpr int SharedParts(Variant variant) {
+  return !variant.mix ? 0 : variant.few ? 1 : kParts;
+}
+
+constexpr int UnitFragments(Variant variant) {
+  return kStreams * SharedParts(variant) * kOutputTiles * 32;
+}
 
 __host__ __device__ inline int RowsPerRank(const Partition& partition) {
-  return kTileRows / partition.ranks;
+  return kTileRows >> partition.ranks_log2;
 }
 
-template <bool kMix>
-__host__ __device__ inline int FragmentBytes(const Partition& partition) {
-  return kMix ? partition.units_per_block * kUnitFragments * 16 : 0;
-}
-
-template <bool kMix>
+template <Variant kVariant>
 int SharedBytes(const Partition& partition) {
   const int floats = 2 * (partition.units_per_block * kTileRows * kRowSums +
                           RowsPerRank(partition) * partition.ranks * (kOutputs + 1) +
                           kTileRows * partition.ranks + kTileRows * kCoefficientStride);
-  return FragmentBytes<kMix>(partition) + 4 * floats;
+  return partition.units_per_block * UnitFragments(kVariant) * 16 + 4 * floats;
 }
 
-template <bool kMix>
+template <Variant kVariant>
 __device__ inline Shared SharedLayout(const Partition& partition) {
   Shared shared;
   shared.fragments = DynamicShared<uint4>();
-  shared.coefficients =
-      reinterpret_cast<float*>(DynamicShared<char>() + FragmentBytes<kMix>(partition));
+  shared.coefficients = reinterpret_cast<float*>(shared.fragments + partition.units_per_block *
+                                                                        UnitFragments(kVariant));
   shared.squares = shared.coefficients + 2 * kTileRows * kCoefficientStride;
   shared.sums = shared.squares + 2 * kTileRows * partition.ranks;
   shared.partial = shared.sums + 2 * RowsPerRank(partition) * partition.ranks * (kOutputs + 1);
@@ -237,8 +252,9 @@ __device__ inline void SplitPair(float low, float high, uint32_t (&parts)[kParts
 }
 
 // Loads and splits a unit's weights. Lane 4 g + t has, for output 8 j + g, channels 8 t to 8 t + 7
-// of the unit, as the streams' lanes do.
-__device__ inline void PrepareFragments(const Params& p, int channel, int lane, uint4* fragments) {
+// of the unit, as the streams' lanes do. `keep(stream, part, j, words)` gets them.
+template <class Keep>
+__device__ inline void PrepareFragments(const Params& p, int channel, int lane, const Keep& keep) {
   const float* fn = p.fn + (lane / 4) * p.fn_stride + channel;
 #pragma unroll
   for (int s = 0; s < kStreams; ++s) {
@@ -259,8 +275,8 @@ __device__ inline void PrepareFragments(const Params& p, int channel, int lane, 
       SplitPair(weights[j][1].z, weights[j][1].w, words[3]);
 #pragma unroll
       for (int part = 0; part < kParts; ++part) {
-        fragments[((s * kParts + part) * kOutputTiles + j) * 32 + lane] =
-            make_uint4(words[0][part], words[1][part], words[2][part], words[3][part]);
+        keep(s, part, j,
+             make_uint4(words[0][part], words[1][part], words[2][part], words[3][part]));
       }
     }
   }
@@ -340,12 +356,21 @@ __device__ inline void WriteCoefficients(const Params& p, int64_t row, float sum
 // ---- The kernel
 // ------------------------------------------------------------------------------------
 
-template <bool kExpand, bool kMix, bool kCollapse>
+template <Variant kVariant>
 class Block {
  public:
+  static constexpr bool kExpand = kVariant.expand;
+  static constexpr bool kMix = kVariant.mix;
+  static constexpr bool kCollapse = kVariant.collapse;
+  static constexpr bool kFew = kVariant.few;
+  static constexpr int kHalves = kFew ? 1 : 2;  // rows g and g + 8 of a tile
+  static constexpr int kHeldParts = kFew ? kParts - SharedParts(kVariant) : 0;
+  // Parts of the weights in registers.
+  using Held = uint4[kStreams][kFew ? kHeldParts : 1][kOutputTiles];
+
   __device__ explicit Block(const Params& params)
       : p_(params),
-        shared_(SharedLayout<kMix>(params.partition)),
+        shared_(SharedLayout<kVariant>(params.partition)),
         rank_(static_cast<int>(ClusterRank())),
         warp_(WarpId()),
         lane_(LaneId()),
@@ -355,26 +380,66 @@ class Block {
         channel_(unit_ * kUnitChannels + quad_ * kLaneChannels) {}
 
   __device__ void Run() {
-    const int step = static_cast<int>(gridDim.x) / p_.partition.ranks;
-    const int first = static_cast<int>(blockIdx.x) / p_.partition.ranks;
+    ClusterArrive();  // the other blocks' shared memory may be written after the first wait
     const bool is_unit_warp = warp_ < p_.partition.units_per_block;
     const bool has_unit = is_unit_warp && unit_ < p_.partition.units;
-
-    ClusterArrive();  // the other blocks' shared memory may be written after the first wait
     uint4 weight = {};
     float base = 0.0f;
     float scale = 0.0f;
+    Held held;
     if (has_unit) {
-      if constexpr (kMix)
-        PrepareFragments(p_, channel_, lane_, shared_.fragments + warp_ * kUnitFragments);
+      if constexpr (kMix) {
+        PrepareFragments(p_, channel_, lane_, [&](int s, int part, int j, const uint4& words) {
+          if (part < kHeldParts) {
+            held[s][part][j] = words;
+          } else {
+            *Fragment(s, part, j) = words;
+          }
+        });
+      }
       if constexpr (kCollapse) weight = __ldg(reinterpret_cast<const uint4*>(p_.weight + channel_));
     } else if (kMix && lane_ < kOutputs) {
       base = p_.base[lane_];
       scale = p_.scale[lane_ < 4 ? 0 : lane_ < 8 ? 1 : 2];
     }
     WaitForPreviousKernel();
+    if constexpr (kFew) {
+      RunTile(is_unit_warp, has_unit, held, weight, base, scale);
+    } else {
+      RunTiles(is_unit_warp, has_unit, held, weight, base, scale);
+    }
+  }
 
-    LaneRow next[2] = {};
+ private:
+  // One tile.
+  __device__ void RunTile(bool is_unit_warp, bool has_unit, const Held& held, const uint4& weight,
+                          float base, float scale) {
+    LaneRow rows[kHalves] = {};
+    if (has_unit) {
+      LoadTile(0, rows);
+    } else if (!is_unit_warp) {
+      float4 coefficients[3];
+      LoadCoefficients(0, coefficients);
+      StoreCoefficients(0, coefficients);
+    }
+    __syncthreads();
+    uint4 collapsed[kHalves] = {};
+    if (has_unit) Process(0, 0, held, rows, collapsed);
+    ClusterWait();
+    __syncthreads();
+    Distribute(0, 0);
+    ClusterArrive();
+    ClusterWait();
+    if (kCollapse && has_unit) Normalise(0, 0, weight, collapsed);
+    if (kMix && !is_unit_warp) Mix(0, 0, base, scale);
+  }
+
+  // Every so many tiles, overlapped as the file's comment says.
+  __device__ void RunTiles(bool is_unit_warp, bool has_unit, const Held& held, const uint4& weight,
+                           float base, float scale) {
+    const int step = static_cast<int>(gridDim.x) >> p_.partition.ranks_log2;
+    const int first = static_cast<int>(blockIdx.x) >> p_.partition.ranks_log2;
+    LaneRow next[kHalves] = {};
     float4 coefficients[3];
     if (has_unit) {
       LoadTile(first, next);
@@ -386,22 +451,24 @@ class Block {
 
     int buffer = 0;
     int previous = -1;
-    uint4 collapsed[2] = {};
+    uint4 collapsed[kHalves] = {};
     for (int tile = first;; tile += step) {
       const bool more = tile < p_.tiles;
       const bool next_exists = tile + step < p_.tiles;
       if (is_unit_warp) {
-        uint4 new_collapsed[2] = {};
+        uint4 new_collapsed[kHalves] = {};
         if (more && has_unit) {
-          LaneRow current[2] = {next[0], next[1]};
+          LaneRow current[kHalves];
+#pragma unroll
+          for (int half = 0; half < kHalves; ++half) current[half] = next[half];
           if (next_exists) LoadTile(tile + step, next);
-          Process(tile, buffer, current, new_collapsed);
+          Process(tile, buffer, held, current, new_collapsed);
         }
         ClusterWait();
         if (kCollapse && previous >= 0 && has_unit)
           Normalise(previous, buffer ^ 1, weight, collapsed);
-        collapsed[0] = new_collapsed[0];
-        collapsed[1] = new_collapsed[1];
+#pragma unroll
+        for (int half = 0; half < kHalves; ++half) collapsed[half] = new_collapsed[half];
       } else {
         if (next_exists) LoadCoefficients(tile + step, coefficients);
         ClusterWait();
@@ -410,17 +477,17 @@ class Block {
       }
       if (!more) break;
       __syncthreads();
-      Distribute(buffer);
+      Distribute(tile, buffer);
       ClusterArrive();
       previous = tile;
       buffer ^= 1;
     }
   }
 
- private:
-  __device__ void LoadTile(int tile, LaneRow (&rows)[2]) const {
-    LoadRow<kExpand>(p_, tile * kTileRows + group_, channel_, rows[0]);
-    LoadRow<kExpand>(p_, tile * kTileRows + group_ + 8, channel_, rows[1]);
+  __device__ void LoadTile(int tile, LaneRow (&rows)[kHalves]) const {
+#pragma unroll
+    for (int half = 0; half < kHalves; ++half)
+      LoadRow<kExpand>(p_, tile * kTileRows + group_ + 8 * half, channel_, rows[half]);
   }
 
   // Coefficients of a tile's rows through the extra warp's registers.
@@ -455,11 +522,12 @@ class Block {
   }
 
   // Expand, collapse, products and squares of the warp's unit.
-  __device__ void Process(int tile, int buffer, LaneRow (&rows)[2], uint4 (&collapsed)[2]) const {
-    float stream_squares[2] = {};
-    float collapsed_squares[2] = {};
+  __device__ void Process(int tile, int buffer, const Held& held, LaneRow (&rows)[kHalves],
+                          uint4 (&collapsed)[kHalves]) const {
+    float stream_squares[kHalves] = {};
+    float collapsed_squares[kHalves] = {};
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
+    for (int half = 0; half < kHalves; ++half) {
       const int row = tile * kTileRows + group_ + 8 * half;
       if (tile * kTileRows + 8 * half >= p_.rows) continue;  // the same for the whole block
       const auto* c = reinterpret_cast<const float4*>(
@@ -512,42 +580,10 @@ class Block {
     }
 
     float* partial = Partial(buffer, warp_);
-    if constexpr (kMix) {
-      float sums[kParts][kOutputTiles][4] = {};
-      const uint4* fragments = shared_.fragments + warp_ * kUnitFragments + lane_;
+    if constexpr (kMix && kFew) MultiplyFew(held, rows[0], partial);
+    if constexpr (kMix && !kFew) Multiply(rows, partial);
 #pragma unroll
-      for (int s = 0; s < kStreams; ++s) {
-        const uint4& a = rows[0].streams[s];
-        const uint4& b = rows[1].streams[s];
-        const uint32_t first[4] = {a.x, b.x, a.y, b.y};
-        const uint32_t second[4] = {a.z, b.z, a.w, b.w};
-#pragma unroll
-        for (int part = 0; part < kParts; ++part) {
-#pragma unroll
-          for (int j = 0; j < kOutputTiles; ++j) {
-            const uint4 f = fragments[((s * kParts + part) * kOutputTiles + j) * 32];
-            const uint32_t first_weights[2] = {f.x, f.y};
-            const uint32_t second_weights[2] = {f.z, f.w};
-            MmaBf16(sums[part][j], first, first_weights);
-            MmaBf16(sums[part][j], second, second_weights);
-          }
-        }
-      }
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-#pragma unroll
-        for (int j = 0; j < kOutputTiles; ++j) {
-          float2 value;
-          value.x = (sums[2][j][2 * half] + sums[1][j][2 * half]) + sums[0][j][2 * half];
-          value.y =
-              (sums[2][j][2 * half + 1] + sums[1][j][2 * half + 1]) + sums[0][j][2 * half + 1];
-          *reinterpret_cast<float2*>(partial + (group_ + 8 * half) * kRowSums + 8 * j + 2 * quad_) =
-              value;
-        }
-      }
-    }
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
+    for (int half = 0; half < kHalves; ++half) {
       float* row = partial + (group_ + 8 * half) * kRowSums;
       if constexpr (kMix) {
         const float sum = QuadSum(stream_squares[half]);
@@ -560,39 +596,119 @@ class Block {
     }
   }
 
+  // The unit's products with 16 rows as the left operand.
+  __device__ void Multiply(const LaneRow (&rows)[kHalves], float* partial) const {
+    float sums[kParts][kOutputTiles][4] = {};
+#pragma unroll
+    for (int s = 0; s < kStreams; ++s) {
+      const uint4& a = rows[0].streams[s];
+      const uint4& b = rows[kHalves - 1].streams[s];
+      const uint32_t first[4] = {a.x, b.x, a.y, b.y};
+      const uint32_t second[4] = {a.z, b.z, a.w, b.w};
+#pragma unroll
+      for (int part = 0; part < kParts; ++part) {
+#pragma unroll
+        for (int j = 0; j < kOutputTiles; ++j) {
+          const uint4 f = *Fragment(s, part, j);
+          const uint32_t first_weights[2] = {f.x, f.y};
+          const uint32_t second_weights[2] = {f.z, f.w};
+          MmaBf16(sums[part][j], first, first_weights);
+          MmaBf16(sums[part][j], second, second_weights);
+        }
+      }
+    }
+#pragma unroll
+    for (int half = 0; half < kHalves; ++half) {
+#pragma unroll
+      for (int j = 0; j < kOutputTiles; ++j) {
+        float2 value;
+        value.x = (sums[2][j][2 * half] + sums[1][j][2 * half]) + sums[0][j][2 * half];
+        value.y = (sums[2][j][2 * half + 1] + sums[1][j][2 * half + 1]) + sums[0][j][2 * half + 1];
+        *reinterpret_cast<float2*>(partial + (group_ + 8 * half) * kRowSums + 8 * j + 2 * quad_) =
+            value;
+      }
+    }
+  }
+
+  // The same sums with 8 rows as the right operand and the nine tiles of 8 outputs in pairs as the
+  // left one: 5 instructions per step instead of 9, with the same bits.
+  __device__ void MultiplyFew(const Held& held, const LaneRow& row, float* partial) const {
+    constexpr int kTiles = kParts * kOutputTiles;
+    constexpr int kPairs = (kTiles + 1) / 2;
+    float sums[kPairs][4] = {};
+#pragma unroll
+    for (int s = 0; s < kStreams; ++s) {
+      const uint4& b = row.streams[s];
+      const uint32_t first[2] = {b.x, b.y};
+      const uint32_t second[2] = {b.z, b.w};
+#pragma unroll
+      for (int pair = 0; pair < kPairs; ++pair) {
+        const uint4 top = Weights(held, s, 2 * pair);
+        uint4 bottom = {};
+        if (2 * pair + 1 < kTiles) bottom = Weights(held, s, 2 * pair + 1);
+        const uint32_t first_weights[4] = {top.x, bottom.x, top.y, bottom.y};
+        const uint32_t second_weights[4] = {top.z, bottom.z, top.w, bottom.w};
+        MmaBf16(sums[pair], first_weights, first);
+        MmaBf16(sums[pair], second_weights, second);
+      }
+    }
+#pragma unroll
+    for (int j = 0; j < kOutputTiles; ++j) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const auto sum = [&](int part) {
+          const int tile = part * kOutputTiles + j;
+          return sums[tile / 2][2 * (tile % 2) + i];
+        };
+        partial[(2 * quad_ + i) * kRowSums + 8 * j + group_] = (sum(2) + sum(1)) + sum(0);
+      }
+    }
+  }
+  __device__ uint4 Weights(const Held& held, int s, int tile) const {
+    const int part = tile / kOutputTiles;
+    const int j = tile % kOutputTiles;
+    if (part < kHeldParts) return held[s][part][j];
+    return *Fragment(s, part, j);
+  }
+
   // Adds the partial sums of the block's units and stores them where they are needed.
-  __device__ void Distribute(int buffer) const {
+  __device__ void Distribute(int tile, int buffer) const {
+    const int ranks_log2 = p_.partition.ranks_log2;
     const int ranks = p_.partition.ranks;
     const int units = min(p_.partition.units_per_block,
                           max(0, p_.partition.units - rank_ * p_.partition.units_per_block));
-    for (int index = static_cast<int>(threadIdx.x); index < kTileRows * kRowSums;
-         index += static_cast<int>(blockDim.x)) {
-      const int row = index / kRowSums;
-      const int output = index % kRowSums;
-      if ((!kMix && output != kCollapsedSquares) || (!kCollapse && output == kCollapsedSquares))
-        continue;
+    const auto add = [&](int index) {
       float sum = 0.0f;
       for (int unit = 0; unit < units; ++unit) sum += Partial(buffer, unit)[index];
-      if (output == kCollapsedSquares) {
-        float* target = shared_.squares + (buffer * kTileRows + row) * ranks + rank_;
-        for (int i = 0; i < ranks; ++i)
-          StoreClusterFloat(target, static_cast<uint32_t>((rank_ + i) % ranks), sum);
+      return sum;
+    };
+    const int rows = min(kTileRows, p_.rows - tile * kTileRows);
+    const int num_sums = kMix ? rows * (kOutputs + 1) : 0;
+    const int num_squares = kCollapse ? rows << ranks_log2 : 0;
+    for (int index = static_cast<int>(threadIdx.x); index < num_sums + num_squares;
+         index += static_cast<int>(blockDim.x)) {
+      if (index < num_sums) {
+        const int row = index / (kOutputs + 1);
+        const int output = index % (kOutputs + 1);
+        StoreClusterFloat(Sums(buffer, row >> ranks_log2, rank_) + output,
+                          static_cast<uint32_t>(row & (ranks - 1)), add(row * kRowSums + output));
       } else {
-        StoreClusterFloat(Sums(buffer, row / ranks, rank_) + output,
-                          static_cast<uint32_t>(row % ranks), sum);
+        const int row = (index - num_sums) >> ranks_log2;
+        const int target = (index - num_sums) & (ranks - 1);
+        StoreClusterFloat(Squares(buffer, row) + rank_, static_cast<uint32_t>(target),
+                          add(row * kRowSums + kCollapsedSquares));
       }
     }
   }
 
   // y and its copy on the Q8 grid.
   __device__ void Normalise(int tile, int buffer, const uint4& weight,
-                            uint4 (&collapsed)[2]) const {
+                            uint4 (&collapsed)[kHalves]) const {
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
+    for (int half = 0; half < kHalves; ++half) {
       if (tile * kTileRows + 8 * half >= p_.rows) continue;
       const int64_t row = tile * kTileRows + group_ + 8 * half;
-      const float* squares =
-          shared_.squares + (buffer * kTileRows + group_ + 8 * half) * p_.partition.ranks;
+      const float* squares = Squares(buffer, group_ + 8 * half);
       float sum = 0.0f;
       for (int i = 0; i < p_.partition.ranks; ++i) sum += squares[i];
       const float r = 1.0f / sqrtf(sum / static_cast<float>(p_.hidden) + p_.norm_eps);
@@ -633,6 +749,13 @@ class Block {
     }
   }
 
+  __device__ uint4* Fragment(int s, int part, int j) const {
+    return shared_.fragments + warp_ * UnitFragments(kVariant) +
+           ((s * SharedParts(kVariant) + part - kHeldParts) * kOutputTiles + j) * 32 + lane_;
+  }
+  __device__ float* Squares(int buffer, int row) const {
+    return shared_.squares + ((buffer * kTileRows + row) << p_.partition.ranks_log2);
+  }
   __device__ float* Partial(int buffer, int unit) const {
     return shared_.partial + (buffer * p_.partition.units_per_block + unit) * kTileRows * kRowSums;
   }
@@ -656,11 +779,12 @@ class Block {
   const int channel_;
 };
 
-template <bool kExpand, bool kMix, bool kCollapse>
+// Flags one by one, since nvcc does not pass structs to kernel templates.
+template <bool kExpand, bool kMix, bool kCollapse, bool kFew>
 __global__ void __launch_bounds__(kMaxThreads, 1)
     BoundaryKernel(const __grid_constant__ Params params) {
   AllowNextKernel();
-  Block<kExpand, kMix, kCollapse>(params).Run();
+  Block<Variant{kExpand, kMix, kCollapse, kFew}>(params).Run();
 }
 
 // One thread per eight channels of a row.
@@ -782,13 +906,13 @@ Status SetCollapse(const HcCollapseNormArgs& args, Params& params) {
 }
 
 // As many clusters as run at once, each over tiles of rows in turn.
-template <bool kExpand, bool kMix, bool kCollapse>
-Status LaunchBoundary(const char* name, const Params& params, Stream& stream) {
-  if (params.rows == 0) return {};
-  const auto kernel = &BoundaryKernel<kExpand, kMix, kCollapse>;
+template <Variant kVariant>
+Status LaunchVariant(const char* name, const Params& params, Stream& stream) {
+  const auto kernel =
+      &BoundaryKernel<kVariant.expand, kVariant.mix, kVariant.collapse, kVariant.few>;
   LaunchConfig config;
   config.block = 32 * (params.partition.units_per_block + 1);
-  config.shared_bytes = SharedBytes<kMix>(params.partition);
+  config.shared_bytes = SharedBytes<kVariant>(params.partition);
   config.cluster = params.partition.ranks;
   config.overlap_previous = true;
   int clusters = 1;
@@ -807,6 +931,16 @@ Status LaunchBoundary(const char* name, const Params& params, Stream& stream) {
   }
   config.grid.x = static_cast<uint32_t>(clusters * params.partition.ranks);
   return Launch(name, kernel, config, stream, params);
+}
+
+template <bool kExpand, bool kMix, bool kCollapse>
+Status LaunchBoundary(const char* name, const Params& params, Stream& stream) {
+  if (params.rows == 0) return {};
+  if constexpr (kMix) {
+    if (params.rows <= kFewRows)
+      return LaunchVariant<Variant{kExpand, kMix, kCollapse, true}>(name, params, stream);
+  }
+  return LaunchVariant<Variant{kExpand, kMix, kCollapse, false}>(name, params, stream);
 }
 
 }  // namespace

@@ -27,13 +27,14 @@ struct LatentInputsParams {
   float eps;
 };
 
-// A warp's chunks of a row after the norm: as fp32 values that are bf16 numbers.
+// A warp's chunks of a row and of the norm's weight. One chunk: the weight is loaded beforehand,
+// while the kernel in front may still run. Several: when it is needed, from the first-level cache,
+// so that it takes no registers from warps that have loads in flight.
 template <int kChunks>
 struct NormedRow {
-  __device__ NormedRow(const Bf16Rows& weights, int warps_per_row, int warp)
-      : warps(warps_per_row), first(warp) {
-#pragma unroll
-    for (int i = 0; i < kChunks; ++i) weight[i] = LoadChannels(weights, 0, Channel(i));
+  __device__ NormedRow(const Bf16Rows& norm_weight, int warps_per_row, int warp)
+      : weights(norm_weight), warps(warps_per_row), first(warp) {
+    if constexpr (kChunks == 1) weight = LoadChannels(weights, 0, Channel(0));
   }
   __device__ int Channel(int i) const {
     return (first + i * warps) * kChunkChannels + LaneId() * kLaneChannels;
@@ -52,18 +53,21 @@ struct NormedRow {
     }
     return RmsScale(squares, warps, first, channels, eps, shared, barrier);
   }
+  // Chunk i after the norm: fp32 values that are bf16 numbers.
   __device__ void Values(int i, float scale, float (&values)[kLaneChannels]) const {
     Unpack(x[i], values);
-    ScaleChannels(values, weight[i], scale);
+    ScaleChannels(values, kChunks == 1 ? weight : LoadChannels(weights, 0, Channel(i)), scale);
   }
+  const Bf16Rows& weights;
   int warps;
   int first;
-  Bf16x8 weight[kChunks];
+  Bf16x8 weight;
   Bf16x8 x[kChunks];
 };
 
 template <int kQueryChunks, int kKeyChunks>
-__global__ void LatentInputsKernel(const LatentInputsParams p) {
+__global__ void __launch_bounds__(kQueryChunks == 1 ? 1024 : 128, kQueryChunks == 1 ? 1 : 8)
+    LatentInputsKernel(const LatentInputsParams p) {
   const int query_warps = p.q_warps * p.rows_per_block;
   const bool is_query = WarpId() < query_warps;
   const int warp = is_query ? WarpId() : WarpId() - query_warps;

@@ -318,7 +318,7 @@ __device__ inline void RunRound(const DecodeWork& work, const GroupTable& table,
                                 const DecodeProblem& problem, const DecodeItem& item, int round,
                                 const int* x_rows, uint8_t* x_shared,
                                 RingProducer<kFormat>* producer, RingConsumer* consumer) {
-  const int warp = WarpId();
+  const int warp = UniformWarpId();
   const int lane = LaneId();
   const WarpSegment segment = SegmentOfWarp(problem, item, round, warp);
   const int streams = (problem.up == nullptr ? 1 : 2) * problem.strips_per_item;
@@ -555,7 +555,7 @@ __global__ void __launch_bounds__(kDecodeThreads, kMaxTiles == 8 ? 1 : 2)
   // Rings, barriers, row numbers, x or sums, sums of earlier rounds, the table of groups.
   uint8_t* shared = DynamicShared<uint8_t>();
   constexpr int kRingBytes = kRingStages * kRingStageBytes;
-  const int warp = WarpId();
+  const int warp = UniformWarpId();
   const int lane = LaneId();
   Barrier* barriers = reinterpret_cast<Barrier*>(shared + kDecodeWarps * kRingBytes);
   int* x_rows = reinterpret_cast<int*>(barriers + kDecodeWarps * kRingStages);

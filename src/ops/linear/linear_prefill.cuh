@@ -775,7 +775,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   if (threadIdx.x == 0) Barriers<S>::Init();
   WaitForPreviousKernel();
   TileList<S>::Build(params);
-  const int warp = WarpId();
+  const int warp = UniformWarpId();
   if (warp >= kConsumerWarps) {
     DecreaseRegisters<40>();
     CopyRows<S>(params);

@@ -2,8 +2,8 @@
 //
 // Rope is bound by memory. Of a query head of 512 channels only the 64 rotated ones are touched:
 // eight lanes per head, 16 bytes each, 256 bytes read and written per head. Index queries are read
-// and written whole, because they are quantised, four lanes to a group. A thread takes kHeads
-// pieces in flight. RopeTable is bound by double-precision sincos, 32 per row.
+// and written whole, because they are quantised, four lanes to a group. A thread has kPieces
+// pieces in flight where rows are many. RopeTable is bound by double-precision sincos, 32 per row.
 #include "ops/quantize/group_quantize.cuh"
 #include "ops/rope/rope.cuh"
 #include "ops/rope/rope_impl.h"

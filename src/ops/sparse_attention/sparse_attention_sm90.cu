@@ -629,7 +629,7 @@ template <bool kBf16>
 __global__ void __launch_bounds__(kThreads, 1)
     WarpgroupAttentionKernel(const AttentionParams params, const KeyLists lists) {
   auto& s = *DynamicShared<SharedMemory>();
-  const int warp = WarpId();
+  const int warp = UniformWarpId();
   if (threadIdx.x == 0) {
     for (int i = 0; i < 2; ++i) {
       for (int half = 0; half < 2; ++half) {
@@ -645,9 +645,9 @@ __global__ void __launch_bounds__(kThreads, 1)
   }
   __syncthreads();
   WaitForPreviousKernel();
-  // 224 + 168 + 120 = 4 * 128 registers.
+  // Together what the block was launched with: 3 * 168 registers per thread. More would wait for ever.
   if (warp < 4) {
-    IncreaseRegisters<224>();
+    IncreaseRegisters<216>();
     AttendLeft(params, lists, s);
   } else if (warp < 8) {
     IncreaseRegisters<168>();

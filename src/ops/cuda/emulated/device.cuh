@@ -59,6 +59,9 @@ inline void AllowNextKernel() {}
 inline int LaneId() {
   return static_cast<int>(threadIdx.x & 31u);
 }
+inline int UniformWarpId() {
+  return static_cast<int>(threadIdx.x / 32u);
+}
 inline int WarpId() {
   return static_cast<int>(threadIdx.x / 32u);
 }

@@ -78,7 +78,9 @@ template <class... Parameters>
 Result<int> MaxActiveClusters(const char* name, void (*kernel)(Parameters...),
                               const LaunchConfig& config) {
   const void* function = reinterpret_cast<const void*>(kernel);
-  cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize, config.shared_bytes);
+  // Never lowered below what every launch may use without asking.
+  cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                       config.shared_bytes > 48 * 1024 ? config.shared_bytes : 48 * 1024);
   cudaFuncSetAttribute(function, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
   cudaLaunchAttribute attribute = {};
   attribute.id = cudaLaunchAttributeClusterDimension;
@@ -117,8 +119,11 @@ __device__ inline void AllowNextKernel() {
 __device__ inline int LaneId() {
   return static_cast<int>(threadIdx.x & 31u);
 }
-// The same value for all lanes, known to the compiler to be so.
 __device__ inline int WarpId() {
+  return static_cast<int>(threadIdx.x / 32u);
+}
+// The same, known to the compiler to be the same for all lanes. All lanes must get here.
+__device__ inline int UniformWarpId() {
   return __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x / 32u), 0);
 }
 
