@@ -1,5 +1,5 @@
-// Helpers of the CUDA operations' tests: a stream of device 0, copies of tensors there and back, and
-// comparison with a CPU result.
+// Helpers of the CUDA operations' tests: a stream of device 0, copies of tensors there and back,
+// and comparison with a CPU result.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -22,16 +22,17 @@ inline bool OnRealDevice() {
   return properties.has_value() && properties->name != "emulated device";
 }
 
+// The first line of cases that are too large for the emulation. A macro, because skipping returns
+// from the function that it is written in.
+#define DI_DEVICE_ONLY() \
+  if (!::deepinfer::testing::OnRealDevice()) GTEST_SKIP() << "This case runs on a GPU only."
+
 class CudaTest : public ::testing::Test {
  protected:
   void SetUp() override {
     auto stream = Stream::CreateCuda(0, 1);
     if (!stream.has_value()) GTEST_SKIP() << stream.error().message;
     stream_ = std::move(*stream);
-  }
-  // For cases that are too large for the emulation.
-  void DeviceOnly() {
-    if (!OnRealDevice()) GTEST_SKIP() << "This case runs on a GPU only.";
   }
   Stream& stream() {
     return *stream_;

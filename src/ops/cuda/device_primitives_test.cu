@@ -103,8 +103,7 @@ std::vector<float> Product(const std::vector<float>& a, const std::vector<float>
   return d;
 }
 
-// ---- Threads
-// -------------------------------------------------------------------------------------
+// ---- Threads ------------------------------------------------------------------------------------
 
 __global__ void SumBlock(const int* values, int* sums) {
   __shared__ int warp_sums[8];
@@ -275,7 +274,8 @@ TEST_F(DevicePrimitivesTest, AsynchronousCopiesArriveAndFillWithZeros) {
   EXPECT_EQ(output.Download(), expected);
 }
 
-// Every block adds the values of all blocks of its cluster.
+// Every block adds the values of all blocks of its cluster. The last barrier keeps blocks from
+// ending while others read or write their memory.
 __global__ void SumCluster(float* sums) {
   __shared__ float own[32];
   __shared__ __align__(16) float fours[4];
@@ -291,8 +291,14 @@ __global__ void SumCluster(float* sums) {
     sum += LoadClusterFloat(&dynamic[threadIdx.x], rank);
     sum += LoadClusterFloat4(fours, rank).w;
   }
-  sums[blockIdx.x * 32 + threadIdx.x] = sum + 10000.0f * static_cast<float>(ClusterRank());
-  ClusterSync();
+  // Each block hands its sums to the next one.
+  __shared__ float from_neighbour[32];
+  StoreClusterFloat(&from_neighbour[threadIdx.x], (ClusterRank() + 1) % 4,
+                    sum + 10000.0f * static_cast<float>(ClusterRank()));
+  ClusterArrive();
+  const int out = static_cast<int>(blockIdx.x * 32 + threadIdx.x);
+  ClusterWait();
+  sums[out] = from_neighbour[threadIdx.x];
 }
 
 TEST_F(DevicePrimitivesTest, ABlockReadsTheSharedMemoryOfItsCluster) {
@@ -301,16 +307,15 @@ TEST_F(DevicePrimitivesTest, ABlockReadsTheSharedMemoryOfItsCluster) {
   std::vector<float> expected(8 * 32);
   for (int block = 0; block < 8; ++block)
     for (int thread = 0; thread < 32; ++thread) {
-      int sum = 0;
+      int sum = 0;  // of the block in front, which hands it on
       for (int peer = block / 4 * 4; peer < block / 4 * 4 + 4; ++peer)
         sum += 3 * (peer * 100 + thread) + peer * 100 + 3;
-      expected[block * 32 + thread] = static_cast<float>(sum + 10000 * (block % 4));
+      expected[block * 32 + thread] = static_cast<float>(sum + 10000 * ((block + 3) % 4));
     }
   EXPECT_EQ(sums.Download(), expected);
 }
 
-// ---- Numbers
-// -------------------------------------------------------------------------------------
+// ---- Numbers ------------------------------------------------------------------------------------
 
 __global__ void ConvertNumbers(const float* x, uint32_t* pairs, uint16_t* codes, int count) {
   const int i = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
@@ -379,8 +384,7 @@ TEST_F(DevicePrimitivesTest, ProductsOfPairsAreRoundedOnce) {
     }
 }
 
-// ---- Matrix instructions
-// -------------------------------------------------------------------------
+// ---- Matrix instructions ------------------------------------------------------------------------
 
 // d[16 x 8] = a[16 x 64] * b[8 x 64]^T in k16 steps. A through ldmatrix from rows of 128 bytes, B
 // through ldmatrix from rows, or (kTransposed) from its transpose with rows of 8 values.
@@ -704,10 +708,52 @@ TEST_F(WarpgroupPrimitivesTest, MmaOfAWarpAndOfAWarpgroupGiveTheSameBits) {
     }
 }
 
-// ---- What the emulation refuses
-// ------------------------------------------------------------------
+// ---- What the emulation shows and refuses -------------------------------------------------------
 
 #ifdef DI_CUDA_EMULATED
+
+// Both blocks forget to wait for their copies.
+__global__ void ForgetToWait(const uint4* in, uint32_t* out) {
+  uint4* stage = DynamicShared<uint4>();
+  CopyAsync16(stage, in);
+  CommitCopies();
+  out[2 * blockIdx.x] = stage->x;
+  WaitCopies<0>();
+  out[2 * blockIdx.x + 1] = stage->x;
+}
+// Both blocks refill a tile that an instruction under way still reads.
+__global__ void RefillTooEarly(float* out) {
+  uint16_t* tile = DynamicShared<uint16_t>();
+  for (int i = static_cast<int>(threadIdx.x); i < 64 * 64; i += 128) tile[i] = 0x3f80;
+  __syncthreads();
+  const uint64_t descriptor = SharedDescriptor(tile, 0, 1024, Swizzle::k128Bytes);
+  float sums[4];
+  WarpgroupFence();
+  WarpgroupMmaShared<0>(sums, descriptor, descriptor, false);
+  WarpgroupCommit();
+  for (int i = static_cast<int>(threadIdx.x); i < 64 * 64; i += 128) tile[i] = 0;
+  __syncthreads();
+  WarpgroupWait<0>();
+  if (threadIdx.x == 0) out[blockIdx.x] = sums[0];
+}
+
+TEST_F(DevicePrimitivesTest, OneOfTwoBlocksShowsAMissingWait) {
+  const DeviceVector<uint32_t> in(std::vector<uint32_t>(4, 7), stream());
+  const DeviceVector<uint32_t> out(4, stream());
+  Run(ForgetToWait, {.grid = {2}, .block = 1, .shared_bytes = 16},
+      reinterpret_cast<const uint4*>(in.data()), out.data());
+  const std::vector<uint32_t> found = out.Download();
+  EXPECT_EQ(found[1], 7u);
+  EXPECT_EQ(found[3], 7u);
+  EXPECT_EQ((found[0] == 7u) + (found[2] == 7u), 1) << found[0] << " " << found[2];
+}
+
+TEST_F(DevicePrimitivesTest, OneOfTwoBlocksShowsATileThatIsRefilledTooEarly) {
+  const DeviceVector<float> out(2, stream());
+  Run(RefillTooEarly, {.grid = {2}, .block = 128, .shared_bytes = 64 * 64 * 2}, out.data());
+  const std::vector<float> found = out.Download();
+  EXPECT_EQ((found[0] == 16.0f) + (found[1] == 16.0f), 1) << found[0] << " " << found[1];
+}
 
 __global__ void WaitForNobody() {
   __shared__ Barrier barrier;

@@ -196,7 +196,7 @@ TEST_F(HyperConnectionCuda, BoundaryAgreesWithTheCpuAtTheModelsWidth) {
 }
 
 TEST_F(HyperConnectionCuda, BoundaryOfManyRowsAgreesWithTheCpu) {
-  if (!testing::OnRealDevice()) GTEST_SKIP() << "This case runs on a GPU only.";
+  DI_DEVICE_ONLY();
   ExpectCloseToCpu(Boundary(300, 5120), true);
   ExpectCloseToCpu(Boundary(33, 5120), false);
 }
@@ -208,7 +208,7 @@ TEST_F(HyperConnectionCuda, ARowHasTheSameBitsInEveryBatch) {
 }
 
 TEST_F(HyperConnectionCuda, ARowOfTheModelsWidthHasTheSameBitsInEveryBatch) {
-  if (!testing::OnRealDevice()) GTEST_SKIP() << "This case runs on a GPU only.";
+  DI_DEVICE_ONLY();
   ExpectRowsIndependent(5120, {1, 2, 7, 8, 9, 16, 17, 64, 65, 300, 1030});
 }
 
@@ -219,7 +219,7 @@ TEST_F(HyperConnectionCuda, OneLaunchHasTheBitsOfThreeOperations) {
 }
 
 TEST_F(HyperConnectionCuda, OneLaunchHasTheBitsOfThreeOperationsAtTheModelsWidth) {
-  if (!testing::OnRealDevice()) GTEST_SKIP() << "This case runs on a GPU only.";
+  DI_DEVICE_ONLY();
   for (int64_t rows : {1, 8, 65, 300}) ExpectFusedIsSeparate(rows, 5120);
 }
 

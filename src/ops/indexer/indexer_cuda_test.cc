@@ -385,7 +385,7 @@ TEST_F(IndexerCudaTest, ArbitraryWeightsChooseTheBestScoresWithinRounding) {
 }
 
 TEST_F(IndexerCudaTest, LongContextsEqualTheCpus) {
-  DeviceOnly();
+  DI_DEVICE_ONLY();
   if (IsSkipped()) return;
   Shape shape = kReal;
   shape.candidate_blocks = 2048;
@@ -398,7 +398,7 @@ TEST_F(IndexerCudaTest, LongContextsEqualTheCpus) {
 }
 
 TEST_F(IndexerCudaTest, ManyRowsOfLongSequencesEqualTheCpus) {
-  DeviceOnly();
+  DI_DEVICE_ONLY();
   if (IsSkipped()) return;
   Shape shape = kHalf;
   shape.candidate_blocks = 300;

@@ -134,7 +134,7 @@ TEST_F(LinearCudaTest, TheDevicePacksTheBytesOfTheHost) {
 }
 
 TEST_F(LinearCudaTest, AWeightOfManyPiecesIsPackedWhole) {
-  DeviceOnly();
+  DI_DEVICE_ONLY();
   if (IsSkipped()) return;
   const StoredWeight stored = RandomWeight(WeightFormat::kFp8Block, 8200, 5120, 1);
   const auto weight = PackLinearWeight(stored.source, stream());
@@ -402,7 +402,7 @@ TEST_F(LinearCudaTest, WeightsThatWereNotPackedTogetherAreRefused) {
 }
 
 TEST_F(LinearCudaTest, TheModelsShapesAreRightAtFullSize) {
-  DeviceOnly();
+  DI_DEVICE_ONLY();
   if (IsSkipped()) return;
   const LinearCase cases[] = {
       {WeightFormat::kFp8Block, 1280, 5120}, {WeightFormat::kFp8Block, 1024, 4096},

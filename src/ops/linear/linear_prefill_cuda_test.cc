@@ -385,7 +385,7 @@ TEST_F(LinearPrefillTest, WeightsOfDifferentStacksAreRefused) {
 }
 
 TEST_F(LinearPrefillTest, LayersOfTheModelHaveTheBitsOfTheKernelForFewRows) {
-  DeviceOnly();
+  DI_DEVICE_ONLY();
   if (IsSkipped()) return;
   const Case cases[] = {
       {WeightFormat::kFp4Group, 2304, 5120}, {WeightFormat::kFp4Group, 5120, 2304},

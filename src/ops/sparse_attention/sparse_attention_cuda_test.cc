@@ -302,7 +302,7 @@ TEST_F(SparseAttentionCudaTest, HeadCountsThatAreNoMultipleOf64MatchTheCpu) {
 }
 
 TEST_F(SparseAttentionCudaTest, LongListsOfTheModelMatchTheCpu) {
-  DeviceOnly();
+  DI_DEVICE_ONLY();
   if (IsSkipped()) return;
   for (Numerics numerics : {Numerics::kProduction, Numerics::kReference}) {
     for (bool bf16 : {false, true}) {

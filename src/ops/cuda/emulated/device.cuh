@@ -18,8 +18,7 @@
 
 namespace deepinfer::cuda {
 
-// ---- Launch
-// --------------------------------------------------------------------------------------
+// ---- Launch -------------------------------------------------------------------------------------
 
 // Runs the kernel before it returns.
 template <class... Parameters, class... Arguments>
@@ -55,8 +54,7 @@ Result<int> MaxActiveClusters(const char* name, void (*)(Parameters...),
 inline void WaitForPreviousKernel() {}
 inline void AllowNextKernel() {}
 
-// ---- Threads
-// -------------------------------------------------------------------------------------
+// ---- Threads ------------------------------------------------------------------------------------
 
 inline int LaneId() {
   return static_cast<int>(threadIdx.x & 31u);
@@ -91,8 +89,7 @@ inline void DecreaseRegisters() {
   static_assert(kCount % 8 == 0 && kCount >= 24 && kCount <= 256);
 }
 
-// ---- Numbers
-// -------------------------------------------------------------------------------------
+// ---- Numbers ------------------------------------------------------------------------------------
 
 // The device's conversions give one NaN, without a sign.
 inline uint16_t FloatToBf16(float x) {
@@ -135,8 +132,7 @@ inline uint16_t FloatsToE4M3x2(float low, float high) {
   return static_cast<uint16_t>(convert(low) | (convert(high) << 8));
 }
 
-// ---- Memory
-// --------------------------------------------------------------------------------------
+// ---- Memory -------------------------------------------------------------------------------------
 
 inline uint4 LoadStreaming(const void* global) {
   emulated::CheckAligned(global, 16, "LoadStreaming");
@@ -189,8 +185,7 @@ inline void BulkCopy(void* shared, const void* global, uint32_t bytes, Barrier* 
 }
 inline void FenceAsyncProxy() {}
 
-// ---- Clusters
-// ------------------------------------------------------------------------------------
+// ---- Clusters -----------------------------------------------------------------------------------
 
 inline uint32_t ClusterRank() {
   return emulated::RankInCluster();
@@ -218,8 +213,7 @@ inline float4 LoadClusterFloat4(const float* shared, uint32_t rank) {
   return *static_cast<const float4*>(emulated::ClusterPeer(shared, rank));
 }
 
-// ---- Matrix instructions of a warp
-// -----------------------------------------------------------------
+// ---- Matrix instructions of a warp --------------------------------------------------------------
 
 inline void LoadMatrix4(uint32_t (&r)[4], const void* shared) {
   emulated::CheckAligned(shared, 16, "LoadMatrix4");
@@ -230,11 +224,6 @@ inline void LoadMatrix4Transposed(uint32_t (&r)[4], const void* shared) {
   emulated::CheckAligned(shared, 16, "LoadMatrix4Transposed");
   emulated::WarpLoad load{r, shared};
   emulated::WarpCollective("LoadMatrix4Transposed", &load, &emulated::RunWarpLoadTransposed);
-}
-inline void StoreMatrix4(void* shared, const uint32_t (&r)[4]) {
-  emulated::CheckAligned(shared, 16, "StoreMatrix4");
-  emulated::WarpStore store{r, shared};
-  emulated::WarpCollective("StoreMatrix4", &store, &emulated::RunWarpStore);
 }
 inline void StoreMatrix4Transposed(void* shared, const uint32_t (&r)[4]) {
   emulated::CheckAligned(shared, 16, "StoreMatrix4Transposed");

@@ -41,8 +41,7 @@ void Yield();
 // The same, but only where blocks run together: what one block waits for, another one may write.
 void YieldToOtherBlocks();
 
-// ---- Shared memory
-// -------------------------------------------------------------------------------
+// ---- Shared memory ------------------------------------------------------------------------------
 
 unsigned char* DynamicSharedBase();
 int DynamicSharedBytes();
@@ -58,8 +57,7 @@ uint32_t RankInCluster();
 // The kernel fails unless `pointer` is a multiple of `alignment`.
 void CheckAligned(const void* pointer, int alignment, const char* what);
 
-// ---- Waiting
-// -------------------------------------------------------------------------------------
+// ---- Waiting ------------------------------------------------------------------------------------
 
 // Barrier `id` of the block. `threads` 0 stands for all that have not returned.
 void BlockBarrier(const char* what, int id, int threads, bool wait);
@@ -84,8 +82,7 @@ void InitBarrier(uint64_t* barrier, int arrivals);
 void AddToBarrier(uint64_t* barrier, int arrivals, int64_t bytes, const char* what);
 void WaitForBarrier(uint64_t* barrier, uint32_t parity);
 
-// ---- Copies
-// --------------------------------------------------------------------------------------
+// ---- Copies -------------------------------------------------------------------------------------
 
 // 16 bytes, zeros where `global` is null; groups are the thread's own.
 void StartCopy(void* shared, const void* global);

@@ -15,8 +15,7 @@
 
 #define DI_CUDA_EMULATED 1
 
-// ---- Qualifiers
-// ----------------------------------------------------------------------------------
+// ---- Qualifiers ---------------------------------------------------------------------------------
 
 #define __global__
 #define __device__
@@ -29,8 +28,7 @@
 // A block runs on one thread of the host, and blocks that run together on a thread each.
 #define __shared__ static thread_local
 
-// ---- Vector types
-// --------------------------------------------------------------------------------
+// ---- Vector types -------------------------------------------------------------------------------
 
 #define DI_VECTOR_TYPES(scalar, name)                                     \
   struct name##2 {                                                        \
@@ -70,8 +68,7 @@ struct dim3 {
   unsigned int x = 1, y = 1, z = 1;
 };
 
-// ---- Built-in variables
-// --------------------------------------------------------------------------
+// ---- Built-in variables -------------------------------------------------------------------------
 
 // Of the fiber that runs; the scheduler writes them.
 inline thread_local constinit uint3 threadIdx = {};
@@ -80,8 +77,7 @@ inline thread_local constinit dim3 blockDim = {};
 inline thread_local constinit dim3 gridDim = {};
 inline constexpr int warpSize = 32;
 
-// ---- Bits
-// ----------------------------------------------------------------------------------------
+// ---- Bits ---------------------------------------------------------------------------------------
 
 inline unsigned int __float_as_uint(float x) {
   return std::bit_cast<unsigned int>(x);
@@ -153,8 +149,7 @@ inline unsigned long long __umul64hi(unsigned long long a, unsigned long long b)
   return static_cast<unsigned long long>((static_cast<unsigned __int128>(a) * b) >> 64);
 }
 
-// ---- Numbers
-// -------------------------------------------------------------------------------------
+// ---- Numbers ------------------------------------------------------------------------------------
 
 inline float __fmaf_rn(float a, float b, float c) {
   return ::fmaf(a, b, c);
@@ -260,8 +255,7 @@ inline double max(double a, double b) {
   return ::fmax(a, b);
 }
 
-// ---- Memory
-// --------------------------------------------------------------------------------------
+// ---- Memory -------------------------------------------------------------------------------------
 
 template <class T>
 inline T __ldg(const T* p) {
@@ -362,8 +356,7 @@ inline T atomicMin(T* address, std::type_identity_t<T> value) {
   return old;
 }
 
-// ---- Threads
-// -------------------------------------------------------------------------------------
+// ---- Threads ------------------------------------------------------------------------------------
 
 inline void __syncthreads() {
   deepinfer::cuda::emulated::BlockBarrier("__syncthreads", 0, 0, true);

@@ -24,8 +24,10 @@ const std::array<float, 256>& E4M3Values() {
 // d[m x n] += a[m x k] * b[k x n], rows one after another. Without contraction of the two
 // operations (a flag of the whole build), so that all versions give the same bits.
 template <int kN>
-[[gnu::target_clones("avx512f", "avx2", "default"), gnu::optimize("O3")]] void AddProducts(
-    float* __restrict__ d, const float* __restrict__ a, const float* __restrict__ b, int m, int k) {
+[[gnu::target_clones("avx512f", "avx2", "default")]] void AddProducts(float* __restrict__ d,
+                                                                      const float* __restrict__ a,
+                                                                      const float* __restrict__ b,
+                                                                      int m, int k) {
   for (int row = 0; row < m; ++row)
     for (int step = 0; step < k; ++step)
       for (int column = 0; column < kN; ++column)
@@ -246,15 +248,6 @@ void RunWarpLoadTransposed(void* const* lanes) {
       }
       static_cast<const WarpLoad*>(lanes[lane])->r[i] =
           pair[0] | (static_cast<uint32_t>(pair[1]) << 16);
-    }
-}
-
-void RunWarpStore(void* const* lanes) {
-  for (int lane = 0; lane < 32; ++lane)
-    for (int i = 0; i < 4; ++i) {
-      void* row = static_cast<const WarpStore*>(lanes[8 * i + lane / 4])->row;
-      std::memcpy(static_cast<char*>(row) + lane % 4 * 4,
-                  &static_cast<const WarpStore*>(lanes[lane])->r[i], 4);
     }
 }
 
