@@ -15,7 +15,7 @@ inline void WarpgroupMmaRegistersE4M3(float (&d)[kCount], const uint32_t (&a)[4]
                              .b = b,
                              .accumulate = accumulate,
                              .transposed_b = false};
-  emulated::WarpgroupCollective("WarpgroupMmaRegistersE4M3", &mma, &emulated::RunWarpgroupMmaE4M3);
+  emulated::RunWarpgroupMma("WarpgroupMmaRegistersE4M3", &mma, &emulated::RunWarpgroupMmaE4M3);
 }
 
 }  // namespace deepinfer::cuda
