@@ -37,7 +37,6 @@ struct DecodeProblem {
   int n = 0;
   int k = 0;
   int padded_k = 0;
-  int strips = 0;
   int segments = 1;
   int segment_columns = 0;
   int strips_per_item = 1;     // of outputs, that is without those of `up`
