@@ -34,18 +34,19 @@ int Streams(const DecodeProblem& problem) {
 
 // Cuts the problems for items of `block_rows` rows; the number of items of ungrouped work.
 int64_t CutProblems(DecodeWork& work) {
+  const int most_streams = kDecodeWarps * StripsPerWarp(work.block_rows);
   int64_t items = 0;
   for (int i = 0; i < work.num_problems; ++i) {
     DecodeProblem& problem = work.problems[i];
     const int sides = problem.up == nullptr ? 1 : 2;
     // A group of 32 outputs that is quantised stays together.
-    const int least_strips = problem.quantize ? 2 : 1;
+    const int least_strips = problem.quantize ? 2 : StripsPerWarp(work.block_rows);
     // Warps on different segments need different columns of x at a time.
     const int most_places = std::max(1, kMaxDecodeRows / work.block_rows);
     problem.segments_per_round =
-        std::min({problem.segments, most_places, kDecodeWarps / (sides * least_strips)});
+        std::min({problem.segments, most_places, most_streams / (sides * least_strips)});
     problem.strips_per_item = least_strips;
-    while (2 * Streams(problem) * problem.segments_per_round <= kDecodeWarps)
+    while (2 * Streams(problem) * problem.segments_per_round <= most_streams)
       problem.strips_per_item *= 2;
     problem.strip_blocks =
         static_cast<int>(CeilDiv(CeilDiv(problem.n, kCudaStripOutputs), problem.strips_per_item));
@@ -100,9 +101,8 @@ Status LaunchDecode(WeightFormat format, DecodeWork work, Stream& stream) {
   const int block_rows = work.block_rows;
   work.sum_stride = streams * static_cast<int>(kCudaStripOutputs) + 4;
   work.sum_bytes = block_rows * work.sum_stride * 4;
-  const int least_x_bytes =
-      std::max(2 * places * static_cast<int>(std::min<int64_t>(block_rows, rows)) * kXPitch,
-               places * work.sum_bytes);
+  const int x_rows = block_rows == 8 ? static_cast<int>(std::min<int64_t>(8, rows)) : block_rows;
+  const int least_x_bytes = std::max(2 * places * x_rows * kXPitch, places * work.sum_bytes);
   work.x_bytes = std::max(least_x_bytes, kMinXBytes);
   const auto shared_bytes = [&] {
     const int64_t bytes =

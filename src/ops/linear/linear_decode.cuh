@@ -9,12 +9,16 @@
 // and multiply them with x (mma.sync, weights are A). The ring runs ahead over the ends of segments
 // and items, so that the memory never waits for a block's epilogue; before the kernel in front has
 // ended it already loads the first weights. Rows of x are copied to shared memory by all warps, 256
-// columns at a time or all at once, and read with ldmatrix.
+// columns at a time or all at once, and read with ldmatrix. With more than eight rows x would be
+// most of what shared memory delivers, so a warp walks two strips that use the same fragments of x.
 //
 // Numbers: a segment's sum takes k16 steps in ascending order from zero; sums of segments are added
 // in ascending order, through shared memory. So a row's bits do not depend on other rows, nor on
 // how items and segments are distributed over warps.
 #pragma once
+
+#include <algorithm>
+#include <type_traits>
 
 #include "device.cuh"
 #include "ops/linear/cuda_layout.h"
@@ -91,43 +95,61 @@ __device__ inline DecodeItem FindItem(const DecodeWork& work, const GroupTable& 
   return found;
 }
 
-// What one warp of an item works on in one round; no columns: nothing.
+// What one warp of an item works on in one round: strips that share their columns of x. No columns:
+// nothing.
+template <int kStrips>
 struct WarpSegment {
-  const uint8_t* strip = nullptr;
+  const uint8_t* strip[kStrips] = {};
   int begin = 0;  // columns
   int end = 0;
 };
 
-__device__ inline WarpSegment SegmentOfWarp(const DecodeProblem& problem, const DecodeItem& item,
-                                            int round, int warp) {
-  const int sides = problem.up == nullptr ? 1 : 2;
-  const int streams = sides * problem.strips_per_item;
-  const int place = warp / streams;  // among the segments of the round
-  const int stream = warp - place * streams;
-  const bool is_up = stream >= problem.strips_per_item;
-  const int strip = item.strip_block * problem.strips_per_item +
-                    (is_up ? stream - problem.strips_per_item : stream);
+// The streams of an item, strips of `weight` and then those of `up`, are dealt to warps: one to
+// each, or two, gate and up of the same outputs or two neighbours.
+template <int kStrips>
+__device__ inline int StreamOfWarp(const DecodeProblem& problem, int slot, int strip) {
+  if (kStrips == 1) return slot;
+  return problem.up == nullptr ? 2 * slot + strip : slot + strip * problem.strips_per_item;
+}
+
+template <int kStrips>
+__device__ inline WarpSegment<kStrips> SegmentOfWarp(const DecodeProblem& problem,
+                                                     const DecodeItem& item, int round, int warp) {
+  const int streams = (problem.up == nullptr ? 1 : 2) * problem.strips_per_item;
+  const int slots = streams / kStrips;
+  const int place = warp / slots;  // among the segments of the round
+  const int slot = warp - place * slots;
   const int segment = round * problem.segments_per_round + place;
-  WarpSegment found;
-  if (place >= problem.segments_per_round || segment >= problem.segments ||
-      strip * kCudaStripOutputs >= problem.n)
-    return found;
-  found.strip = (is_up ? problem.up + item.group * problem.up_step
-                       : problem.weight + item.group * problem.weight_step) +
-                strip * problem.strip_bytes;
+  WarpSegment<kStrips> found;
+  if (place >= problem.segments_per_round || segment >= problem.segments) return found;
+#pragma unroll
+  for (int i = 0; i < kStrips; ++i) {
+    const int stream = StreamOfWarp<kStrips>(problem, slot, i);
+    const bool is_up = stream >= problem.strips_per_item;
+    const int strip = item.strip_block * problem.strips_per_item +
+                      (is_up ? stream - problem.strips_per_item : stream);
+    // A pair of strips of which the first exists is in memory, because strips are padded to tiles.
+    if (i == 0 && strip * kCudaStripOutputs >= problem.n) return found;
+    found.strip[i] = (is_up ? problem.up + item.group * problem.up_step
+                            : problem.weight + item.group * problem.weight_step) +
+                     strip * problem.strip_bytes;
+  }
   found.begin = segment * problem.segment_columns;
   found.end = min(found.begin + problem.segment_columns, problem.padded_k);
   return found;
 }
 
-// The lane that keeps a warp's ring full: where it is in the warp's sequence of streams.
-template <WeightFormat kFormat>
+// The lane that keeps a warp's ring full: where it is in the warp's sequence of streams. Two strips
+// take turns.
+template <WeightFormat kFormat, int kStrips>
 struct RingProducer {
-  WarpSegment segment;
+  WarpSegment<kStrips> segment;
   int column = 0;
+  int strip = 0;
   int item = 0;
   int round = -1;
   int rounds = 0;
+  int scales = 0;  // FP8: where a strip's scales begin
   DecodeItem found;
 
   __device__ bool NextSegment(const DecodeWork& work, const GroupTable& table, int items) {
@@ -143,9 +165,10 @@ struct RingProducer {
         const DecodeProblem& problem = work.problems[found.problem];
         rounds = (problem.segments + problem.segments_per_round - 1) / problem.segments_per_round;
         round = 0;
+        scales = problem.padded_k / 32 * 512;
       }
-      segment = SegmentOfWarp(work.problems[found.problem], found, round,
-                              static_cast<int>(threadIdx.x) / 32);
+      segment = SegmentOfWarp<kStrips>(work.problems[found.problem], found, round,
+                                       static_cast<int>(threadIdx.x) / 32);
       column = segment.begin;
       if (column < segment.end) return true;
     }
@@ -157,21 +180,22 @@ struct RingProducer {
     if (column >= segment.end && (item >= items || !NextSegment(work, table, items))) return;
     constexpr int kColumns = kRingColumns<kFormat>;
     constexpr int kUnitColumns = static_cast<int>(CudaUnitColumns(kFormat));
-    const uint8_t* from = segment.strip + CudaUnitOffset(kFormat, column / kUnitColumns);
+    const uint8_t* own = strip == 0 ? segment.strip[0] : segment.strip[kStrips - 1];
+    const uint8_t* from = own + CudaUnitOffset(kFormat, column / kUnitColumns);
     if (kFormat == WeightFormat::kFp8Block) {
       const int units = min(kColumns, segment.end - column) / kUnitColumns;
-      const uint8_t* scales = segment.strip +
-                              work.problems[found.problem].padded_k / kUnitColumns * 512 +
-                              column / kUnitColumns / 16 * 16;
       BarrierArriveExpect(barrier, static_cast<uint32_t>(units * 512 + 16));
       BulkCopy(stage, from, static_cast<uint32_t>(units * 512), barrier);
-      BulkCopy(stage + 2048, scales, 16, barrier);
+      BulkCopy(stage + 2048, own + scales + column / kUnitColumns / 16 * 16, 16, barrier);
     } else {
       constexpr uint32_t kBytes = kFormat == WeightFormat::kFp4Group ? 2176 : 2048;
       BarrierArriveExpect(barrier, kBytes);
       BulkCopy(stage, from, kBytes, barrier);
     }
-    column += kColumns;
+    if (++strip == kStrips) {
+      strip = 0;
+      column += kColumns;
+    }
   }
 };
 
@@ -204,79 +228,104 @@ __device__ inline void ConvertFp8(uint32_t first, uint32_t second, uint32_t scal
   a[3] = MulBf16x2(((second << 8) & kSign) | ((second << 4) & kRest), scale);
 }
 
-// Two k16 steps. x: the lane's address for ldmatrix in the first tile of eight rows.
-template <int kTiles>
-__device__ inline void MultiplyTwoSteps(const uint32_t (&a0)[4], const uint32_t (&a1)[4],
-                                        const uint8_t* const (&x)[kTiles], int x_bytes,
-                                        float (&sums)[kTiles][4]) {
-#pragma unroll
-  for (int tile = 0; tile < kTiles; ++tile) {
-    uint32_t b[4];
-    LoadMatrix4(b, x[tile] + x_bytes);
-    const uint32_t b0[2] = {b[0], b[1]};
-    const uint32_t b1[2] = {b[2], b[3]};
-    MmaBf16(sums[tile], a0, b0);
-    MmaBf16(sums[tile], a1, b1);
+// The A fragments of two k16 steps, 32 columns, of one strip.
+struct TwoSteps {
+  uint32_t a[2][4];
+};
+
+// Block kBlock of 32 columns of the stage of a strip.
+template <WeightFormat kFormat, int kBlock>
+__device__ inline void LoadTwoSteps(const uint8_t* stage, const uint4& codes, const uint4& fields,
+                                    TwoSteps* steps) {
+  if constexpr (kFormat == WeightFormat::kFp4Group) {
+    constexpr int kUnit = kBlock / 2;
+    const uint32_t f = kUnit == 0   ? fields.x
+                       : kUnit == 1 ? fields.y
+                       : kUnit == 2 ? fields.z
+                                    : fields.w;
+    const uint32_t low_scale = ScalePair<2 * (kBlock % 2)>(f);
+    const uint32_t high_scale = ScalePair<2 * (kBlock % 2) + 1>(f);
+    ConvertFp4(kBlock % 2 == 0 ? codes.x : codes.z, low_scale, high_scale, steps->a[0]);
+    ConvertFp4(kBlock % 2 == 0 ? codes.y : codes.w, low_scale, high_scale, steps->a[1]);
+  } else if constexpr (kFormat == WeightFormat::kFp8Block) {
+    const uint32_t scale = ScalePair<kBlock>(fields.x);
+    ConvertFp8(codes.x, codes.y, scale, steps->a[0]);
+    ConvertFp8(codes.z, codes.w, scale, steps->a[1]);
+  } else {
+    const uint4 second =
+        *reinterpret_cast<const uint4*>(stage + 1024 * kBlock + 512 + 16 * LaneId());
+    steps->a[0][0] = codes.x;
+    steps->a[0][1] = codes.y;
+    steps->a[0][2] = codes.z;
+    steps->a[0][3] = codes.w;
+    steps->a[1][0] = second.x;
+    steps->a[1][1] = second.y;
+    steps->a[1][2] = second.z;
+    steps->a[1][3] = second.w;
   }
 }
 
-// A stage of the ring times x. `x_bytes`: where its first column is in a row of x. `scale_byte`
-// (FP8): which of the 16 scales of the stage is the first.
-template <WeightFormat kFormat, int kTiles>
-__device__ inline void MultiplyStage(const uint8_t* stage, const uint8_t* const (&x)[kTiles],
-                                     int x_bytes, int columns, int scale_byte,
-                                     float (&sums)[kTiles][4]) {
-  const int lane = LaneId();
-  uint32_t a0[4];
-  uint32_t a1[4];
-  if constexpr (kFormat == WeightFormat::kFp4Group) {
-    const uint4 fields = *reinterpret_cast<const uint4*>(stage + 2048 + lane / 4 * 16);
-    const uint32_t unit_fields[4] = {fields.x, fields.y, fields.z, fields.w};
+// Blocks kBlock ... of 32 columns. `codes` are those of a unit of which the block is a part. x: the
+// lane's address for ldmatrix in the first eight rows.
+template <WeightFormat kFormat, int kTiles, int kStrips, int kBlock, int kEnd>
+__device__ inline void MultiplyBlocks(const uint8_t* stage, uint4 (&codes)[kStrips],
+                                      const uint4 (&fields)[kStrips], const uint8_t* x,
+                                      float (&sums)[kStrips][kTiles][4]) {
+  if constexpr (kBlock < kEnd) {
+    // Bytes of a strip's codes for 32 columns.
+    constexpr int kBytes = static_cast<int>(kCudaUnitBytes * 32 / CudaUnitColumns(kFormat));
+    TwoSteps steps[kStrips];
 #pragma unroll
-    for (int unit = 0; unit < 4; ++unit) {
-      const uint4 w = *reinterpret_cast<const uint4*>(stage + 512 * unit + 16 * lane);
-      const uint32_t f = unit_fields[unit];
-      ConvertFp4(w.x, ScalePair<0>(f), ScalePair<1>(f), a0);
-      ConvertFp4(w.y, ScalePair<0>(f), ScalePair<1>(f), a1);
-      MultiplyTwoSteps(a0, a1, x, x_bytes + 128 * unit, sums);
-      ConvertFp4(w.z, ScalePair<2>(f), ScalePair<3>(f), a0);
-      ConvertFp4(w.w, ScalePair<2>(f), ScalePair<3>(f), a1);
-      MultiplyTwoSteps(a0, a1, x, x_bytes + 128 * unit + 64, sums);
+    for (int i = 0; i < kStrips; ++i) {
+      const uint8_t* own = stage + i * kRingStageBytes;
+      if constexpr (kBlock * kBytes % kCudaUnitBytes == 0)
+        codes[i] = *reinterpret_cast<const uint4*>(own + kBlock * kBytes + 16 * LaneId());
+      LoadTwoSteps<kFormat, kBlock>(own, codes[i], fields[i], &steps[i]);
     }
-  } else if constexpr (kFormat == WeightFormat::kFp8Block) {
-    const uint32_t f = *reinterpret_cast<const uint32_t*>(stage + 2048 + scale_byte);
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      if (half == 1 && columns <= 64) break;
-      const uint8_t* at = stage + 1024 * half + 16 * lane;
-      const uint4 w0 = *reinterpret_cast<const uint4*>(at);
-      const uint4 w1 = *reinterpret_cast<const uint4*>(at + 512);
-      const uint32_t scale0 = half == 0 ? ScalePair<0>(f) : ScalePair<2>(f);
-      const uint32_t scale1 = half == 0 ? ScalePair<1>(f) : ScalePair<3>(f);
-      ConvertFp8(w0.x, w0.y, scale0, a0);
-      ConvertFp8(w0.z, w0.w, scale0, a1);
-      MultiplyTwoSteps(a0, a1, x, x_bytes + 128 * half, sums);
-      ConvertFp8(w1.x, w1.y, scale1, a0);
-      ConvertFp8(w1.z, w1.w, scale1, a1);
-      MultiplyTwoSteps(a0, a1, x, x_bytes + 128 * half + 64, sums);
+    for (int tile = 0; tile < kTiles; ++tile) {
+      uint32_t b[4];
+      LoadMatrix4(b, x + tile * 8 * kXPitch + 64 * kBlock);
+      const uint32_t b0[2] = {b[0], b[1]};
+      const uint32_t b1[2] = {b[2], b[3]};
+#pragma unroll
+      for (int i = 0; i < kStrips; ++i) {
+        MmaBf16(sums[i][tile], steps[i].a[0], b0);
+        MmaBf16(sums[i][tile], steps[i].a[1], b1);
+      }
     }
+    MultiplyBlocks<kFormat, kTiles, kStrips, kBlock + 1, kEnd>(stage, codes, fields, x, sums);
+  }
+}
+
+// The stages of a warp's strips, one behind the other, times x. `scale_byte` (FP8): which of the 16
+// scales of a stage is the first.
+template <WeightFormat kFormat, int kTiles, int kStrips>
+__device__ inline void MultiplyStages(const uint8_t* stage, const uint8_t* x, int columns,
+                                      int scale_byte, float (&sums)[kStrips][kTiles][4]) {
+  uint4 codes[kStrips] = {};
+  uint4 fields[kStrips] = {};
+#pragma unroll
+  for (int i = 0; i < kStrips; ++i) {
+    const uint8_t* scales = stage + i * kRingStageBytes + 2048;
+    if (kFormat == WeightFormat::kFp4Group)
+      fields[i] = *reinterpret_cast<const uint4*>(scales + LaneId() / 4 * 16);
+    if (kFormat == WeightFormat::kFp8Block)
+      fields[i].x = *reinterpret_cast<const uint32_t*>(scales + scale_byte);
+  }
+  constexpr int kBlocks = kRingColumns<kFormat> / 32;
+  if (kFormat == WeightFormat::kFp8Block && columns < kRingColumns<kFormat>) {
+    // The end of a K that is an odd multiple of 64.
+    MultiplyBlocks<kFormat, kTiles, kStrips, 0, kBlocks / 2>(stage, codes, fields, x, sums);
   } else {
-#pragma unroll
-    for (int pair = 0; pair < 2; ++pair) {
-      const uint8_t* at = stage + 1024 * pair + 16 * lane;
-      const uint4 w0 = *reinterpret_cast<const uint4*>(at);
-      const uint4 w1 = *reinterpret_cast<const uint4*>(at + 512);
-      const uint32_t first[4] = {w0.x, w0.y, w0.z, w0.w};
-      const uint32_t second[4] = {w1.x, w1.y, w1.z, w1.w};
-      MultiplyTwoSteps(first, second, x, x_bytes + 64 * pair, sums);
-    }
+    MultiplyBlocks<kFormat, kTiles, kStrips, 0, kBlocks>(stage, codes, fields, x, sums);
   }
 }
 
 // Copies one stage of x, columns [256 * stage, ...) of each segment of a round, into shared memory:
-// [segment of the round][row][kXPitch bytes]. Columns beyond k are zero.
+// [segment of the round][row place][kXPitch bytes]. Columns beyond k are zero.
 __device__ inline void CopyXStage(const DecodeProblem& problem, const int* x_rows, int rows,
-                                  int round, int stage, uint8_t* shared) {
+                                  int row_places, int round, int stage, uint8_t* shared) {
   const int warp = static_cast<int>(threadIdx.x) / 32;
   const int lane = LaneId();
   const int copies = problem.segments_per_round * rows;
@@ -287,7 +336,7 @@ __device__ inline void CopyXStage(const DecodeProblem& problem, const int* x_row
     if (segment >= problem.segments) return;
     const int column = segment * problem.segment_columns + stage * kXStageColumns + 8 * lane;
     const uint16_t* from = problem.x + x_rows[row] * problem.x_stride;
-    uint8_t* to = shared + i * kXPitch + 16 * lane;
+    uint8_t* to = shared + (place * row_places + row) * kXPitch + 16 * lane;
     if (problem.vector_x) {
       const bool valid = column < problem.k;
       CopyAsync16OrZero(to, from + (valid ? column : 0), valid);
@@ -313,40 +362,38 @@ struct RingConsumer {
 
 // Multiplies what one warp has of one round, and writes its sums to the table. Reached by all warps
 // of the block, as often as the longest segment of the round needs.
-template <WeightFormat kFormat, int kTiles>
+template <WeightFormat kFormat, int kTiles, int kStrips>
 __device__ inline void RunRound(const DecodeWork& work, const GroupTable& table, int items,
                                 const DecodeProblem& problem, const DecodeItem& item, int round,
                                 const int* x_rows, uint8_t* x_shared,
-                                RingProducer<kFormat>* producer, RingConsumer* consumer) {
-  const int warp = UniformWarpId();
+                                RingProducer<kFormat, kStrips>* producer, RingConsumer* consumer) {
+  const int warp = WarpId();
   const int lane = LaneId();
-  const WarpSegment segment = SegmentOfWarp(problem, item, round, warp);
-  const int streams = (problem.up == nullptr ? 1 : 2) * problem.strips_per_item;
-  const int place = warp / streams;
+  const WarpSegment<kStrips> segment = SegmentOfWarp<kStrips>(problem, item, round, warp);
+  const int slots = (problem.up == nullptr ? 1 : 2) * problem.strips_per_item / kStrips;
+  const int place = warp / slots;
 
-  float sums[kTiles][4];
-  const uint8_t* x[kTiles];
-#pragma unroll
-  for (int tile = 0; tile < kTiles; ++tile) {
-    for (float& sum : sums[tile]) sum = 0.0f;
-    // Rows that do not exist repeat the last one: columns of the product that nobody reads.
-    const int row = min(8 * tile + lane % 8, item.rows - 1);
-    x[tile] = x_shared + (place * item.rows + row) * kXPitch + lane / 8 * 16;
-  }
+  float sums[kStrips][kTiles][4] = {};
+  // Rows that do not exist are columns of the product that nobody reads. Of eight rows the last one
+  // is repeated, which saves memory; of more what happens to be there is taken.
+  const int row_places = kTiles == 1 ? item.rows : 8 * kTiles;
+  const int lane_row = kTiles == 1 ? min(lane % 8, item.rows - 1) : lane % 8;
+  const uint8_t* x = x_shared + (place * row_places + lane_row) * kXPitch + lane / 8 * 16;
   const int first_segment = round * problem.segments_per_round;
   const int longest =
       min(problem.segment_columns, problem.padded_k - first_segment * problem.segment_columns);
   const int x_stages = (longest + kXStageColumns - 1) / kXStageColumns;
 
   // x: all stages of the round at once where they fit, else some stages ahead of the one in use.
-  const int stage_bytes = problem.segments_per_round * item.rows * kXPitch;
-  const int slots = work.x_bytes / stage_bytes;
-  const bool resident = slots >= x_stages;
-  const int ring = slots >= 3 ? 3 : 2;
+  const int stage_bytes = problem.segments_per_round * row_places * kXPitch;
+  const int stages_held = work.x_bytes / stage_bytes;
+  const bool resident = stages_held >= x_stages;
+  const int ring = stages_held >= 3 ? 3 : 2;
   const int ahead = resident ? x_stages : ring - 1;
   for (int stage = 0; stage < ahead; ++stage) {
     if (stage < x_stages)
-      CopyXStage(problem, x_rows, item.rows, round, stage, x_shared + stage * stage_bytes);
+      CopyXStage(problem, x_rows, item.rows, row_places, round, stage,
+                 x_shared + stage * stage_bytes);
     if (!resident) CommitCopies();
   }
   if (resident) {
@@ -368,7 +415,8 @@ __device__ inline void RunRound(const DecodeWork& work, const GroupTable& table,
       if (slot == ring) slot = 0;
       const int next = slot + ahead < ring ? slot + ahead : slot + ahead - ring;
       if (stage + ahead < x_stages)
-        CopyXStage(problem, x_rows, item.rows, round, stage + ahead, x_shared + next * stage_bytes);
+        CopyXStage(problem, x_rows, item.rows, row_places, round, stage + ahead,
+                   x_shared + next * stage_bytes);
       CommitCopies();
     }
     const int begin = segment.begin + stage * kXStageColumns;
@@ -376,12 +424,19 @@ __device__ inline void RunRound(const DecodeWork& work, const GroupTable& table,
     for (int column = begin; column < end; column += kRingColumns<kFormat>) {
       uint8_t* ring_stage = consumer->ring + consumer->stage * kRingStageBytes;
       Barrier* barrier = consumer->barriers + consumer->stage;
-      BarrierWait(barrier, consumer->parity);
-      MultiplyStage<kFormat, kTiles>(ring_stage, x, slot * stage_bytes + 2 * (column - begin),
-                                     end - column, column / 32 % 16, sums);
+#pragma unroll
+      for (int i = 0; i < kStrips; ++i) BarrierWait(barrier + i, consumer->parity);
+      MultiplyStages<kFormat, kTiles, kStrips>(ring_stage,
+                                               x + slot * stage_bytes + 2 * (column - begin),
+                                               end - column, column / 32 % 16, sums);
       __syncwarp();
-      if (lane == 0) producer->Fill(work, table, items, ring_stage, barrier);
-      if (++consumer->stage == kRingStages) {
+      if (lane == 0) {
+#pragma unroll
+        for (int i = 0; i < kStrips; ++i)
+          producer->Fill(work, table, items, ring_stage + i * kRingStageBytes, barrier + i);
+      }
+      consumer->stage += kStrips;
+      if (consumer->stage == kRingStages) {
         consumer->stage = 0;
         consumer->parity ^= 1u;
       }
@@ -391,15 +446,18 @@ __device__ inline void RunRound(const DecodeWork& work, const GroupTable& table,
   // The sums take the memory of x: [place][row of x][stream][16 outputs].
   __syncthreads();
   if (segment.begin >= segment.end) return;
-  float* to = reinterpret_cast<float*>(x_shared) + place * (work.sum_bytes / 4) +
-              (warp - place * streams) * 16 + lane / 4;
+  float* to = reinterpret_cast<float*>(x_shared) + place * (work.sum_bytes / 4) + lane / 4;
 #pragma unroll
-  for (int tile = 0; tile < kTiles; ++tile) {
-    const int row = 8 * tile + 2 * (lane % 4);
-    to[row * work.sum_stride] = sums[tile][0];
-    to[(row + 1) * work.sum_stride] = sums[tile][1];
-    to[row * work.sum_stride + 8] = sums[tile][2];
-    to[(row + 1) * work.sum_stride + 8] = sums[tile][3];
+  for (int i = 0; i < kStrips; ++i) {
+    float* stream = to + StreamOfWarp<kStrips>(problem, warp - place * slots, i) * 16;
+#pragma unroll
+    for (int tile = 0; tile < kTiles; ++tile) {
+      float* row = stream + (8 * tile + 2 * (lane % 4)) * work.sum_stride;
+      row[0] = sums[i][tile][0];
+      row[work.sum_stride] = sums[i][tile][1];
+      row[8] = sums[i][tile][2];
+      row[work.sum_stride + 8] = sums[i][tile][3];
+    }
   }
 }
 
@@ -543,18 +601,18 @@ __device__ inline GroupTable BuildGroupTable(const DecodeWork& work, int* shared
   return table;
 }
 
-template <WeightFormat kFormat, int kTiles>
+template <WeightFormat kFormat, int kTiles, int kStrips>
 __device__ inline void RunItem(const DecodeWork& work, const GroupTable& table, int items,
                                const DecodeItem& item, const int* x_rows, uint8_t* x_shared,
-                               RingProducer<kFormat>* producer, RingConsumer* consumer) {
+                               RingProducer<kFormat, kStrips>* producer, RingConsumer* consumer) {
   const DecodeProblem& problem = work.problems[item.problem];
   const int rounds =
       (problem.segments + problem.segments_per_round - 1) / problem.segments_per_round;
   const float* sums = reinterpret_cast<const float*>(x_shared);
   float* earlier = reinterpret_cast<float*>(x_shared + work.x_bytes);
   for (int round = 0; round < rounds; ++round) {
-    RunRound<kFormat, kTiles>(work, table, items, problem, item, round, x_rows, x_shared, producer,
-                              consumer);
+    RunRound<kFormat, kTiles, kStrips>(work, table, items, problem, item, round, x_rows, x_shared,
+                                       producer, consumer);
     __syncthreads();
     if (round + 1 < rounds) {
       KeepSums(work, problem, item, sums, earlier, round);
@@ -566,13 +624,13 @@ __device__ inline void RunItem(const DecodeWork& work, const GroupTable& table, 
   }
 }
 
-template <WeightFormat kFormat, int kMaxTiles>
+template <WeightFormat kFormat, int kMaxTiles, int kStrips>
 __global__ void __launch_bounds__(kDecodeThreads, kMaxTiles == 8 ? 1 : 2)
     DecodeKernel(const __grid_constant__ DecodeWork work) {
   // Rings, barriers, row numbers, x or sums, sums of earlier rounds, the table of groups.
   uint8_t* shared = DynamicShared<uint8_t>();
   constexpr int kRingBytes = kRingStages * kRingStageBytes;
-  const int warp = UniformWarpId();
+  const int warp = WarpId();
   const int lane = LaneId();
   Barrier* barriers = reinterpret_cast<Barrier*>(shared + kDecodeWarps * kRingBytes);
   int* x_rows = reinterpret_cast<int*>(barriers + kDecodeWarps * kRingStages);
@@ -590,13 +648,13 @@ __global__ void __launch_bounds__(kDecodeThreads, kMaxTiles == 8 ? 1 : 2)
   int items = work.items;
   if (work.groups > 0) {
     WaitForPreviousKernel();
-    table = BuildGroupTable(
-        work, reinterpret_cast<int*>(shared + work.shared_bytes) - 3 * (work.groups + 1) - 2);
+    table = BuildGroupTable(work, reinterpret_cast<int*>(shared + work.shared_bytes) -
+                                      3 * (work.groups + 1) - 2 * kDecodeWarps);
     items = table.items;
   }
   __syncwarp();
   // Weights do not depend on the kernel in front.
-  RingProducer<kFormat> producer;
+  RingProducer<kFormat, kStrips> producer;
   producer.item = static_cast<int>(blockIdx.x);
   if (lane == 0) {
     for (int i = 0; i < kRingStages; ++i)
@@ -613,16 +671,18 @@ __global__ void __launch_bounds__(kDecodeThreads, kMaxTiles == 8 ? 1 : 2)
       x_rows[threadIdx.x] = work.row_index == nullptr ? row : work.row_index[row];
     }
     __syncthreads();
+    const auto run = [&](auto tiles) {
+      RunItem<kFormat, std::min<int>(decltype(tiles)::value, kMaxTiles), kStrips>(
+          work, table, items, item, x_rows, x_shared, &producer, &consumer);
+    };
     if (kMaxTiles == 1 || item.rows <= 8) {
-      RunItem<kFormat, 1>(work, table, items, item, x_rows, x_shared, &producer, &consumer);
+      run(std::integral_constant<int, 1>());
     } else if (kMaxTiles == 2 || item.rows <= 16) {
-      RunItem<kFormat, (kMaxTiles < 2 ? kMaxTiles : 2)>(work, table, items, item, x_rows, x_shared,
-                                                        &producer, &consumer);
+      run(std::integral_constant<int, 2>());
     } else if (kMaxTiles == 4 || item.rows <= 32) {
-      RunItem<kFormat, (kMaxTiles < 4 ? kMaxTiles : 4)>(work, table, items, item, x_rows, x_shared,
-                                                        &producer, &consumer);
+      run(std::integral_constant<int, 4>());
     } else {
-      RunItem<kFormat, kMaxTiles>(work, table, items, item, x_rows, x_shared, &producer, &consumer);
+      run(std::integral_constant<int, 8>());
     }
   }
 }
@@ -632,13 +692,17 @@ template <WeightFormat kFormat>
 Status LaunchDecodeKernel(const DecodeWork& work, const LaunchConfig& config, Stream& stream) {
   switch (work.block_rows) {
     case 8:
-      return Launch("DecodeKernel", &DecodeKernel<kFormat, 1>, config, stream, work);
+      return Launch("DecodeKernel", &DecodeKernel<kFormat, 1, StripsPerWarp(8)>, config, stream,
+                    work);
     case 16:
-      return Launch("DecodeKernel", &DecodeKernel<kFormat, 2>, config, stream, work);
+      return Launch("DecodeKernel", &DecodeKernel<kFormat, 2, StripsPerWarp(16)>, config, stream,
+                    work);
     case 32:
-      return Launch("DecodeKernel", &DecodeKernel<kFormat, 4>, config, stream, work);
+      return Launch("DecodeKernel", &DecodeKernel<kFormat, 4, StripsPerWarp(32)>, config, stream,
+                    work);
     default:
-      return Launch("DecodeKernel", &DecodeKernel<kFormat, 8>, config, stream, work);
+      return Launch("DecodeKernel", &DecodeKernel<kFormat, 8, StripsPerWarp(64)>, config, stream,
+                    work);
   }
 }
 

@@ -15,6 +15,10 @@ namespace deepinfer::cuda {
 inline constexpr int kMaxDecodeProblems = 16;
 // Rows of x that are multiplied at a time; more are taken in blocks.
 inline constexpr int kMaxDecodeRows = 64;
+// Strips that a warp works on side by side.
+constexpr int StripsPerWarp(int block_rows) {
+  return block_rows > 8 ? 2 : 1;
+}
 
 // One linear; with `up` a pair of linears of the same input whose results are combined.
 struct DecodeProblem {
@@ -33,7 +37,6 @@ struct DecodeProblem {
   int n = 0;
   int k = 0;
   int padded_k = 0;
-  int strips = 0;
   int segments = 1;
   int segment_columns = 0;
   int strips_per_item = 1;     // of outputs, that is without those of `up`
