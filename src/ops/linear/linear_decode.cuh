@@ -367,7 +367,7 @@ __device__ inline void RunRound(const DecodeWork& work, const GroupTable& table,
                                 const DecodeProblem& problem, const DecodeItem& item, int round,
                                 const int* x_rows, uint8_t* x_shared,
                                 RingProducer<kFormat, kStrips>* producer, RingConsumer* consumer) {
-  const int warp = WarpId();
+  const int warp = UniformWarpId();
   const int lane = LaneId();
   const WarpSegment<kStrips> segment = SegmentOfWarp<kStrips>(problem, item, round, warp);
   const int slots = (problem.up == nullptr ? 1 : 2) * problem.strips_per_item / kStrips;
@@ -630,7 +630,7 @@ __global__ void __launch_bounds__(kDecodeThreads, kMaxTiles == 8 ? 1 : 2)
   // Rings, barriers, row numbers, x or sums, sums of earlier rounds, the table of groups.
   uint8_t* shared = DynamicShared<uint8_t>();
   constexpr int kRingBytes = kRingStages * kRingStageBytes;
-  const int warp = WarpId();
+  const int warp = UniformWarpId();
   const int lane = LaneId();
   Barrier* barriers = reinterpret_cast<Barrier*>(shared + kDecodeWarps * kRingBytes);
   int* x_rows = reinterpret_cast<int*>(barriers + kDecodeWarps * kRingStages);
