@@ -28,7 +28,8 @@ struct DecodeResult {
   double prefill_tokens_per_s = 0;
   double median_step_s = 0;
   double best_step_s = 0;
-  double read_gbps = 0;          // best of the measured pieces
+  Device device;
+  double read_gbps = 0;          // best of the measured pieces; 0: not measured
   double read_median_gbps = 0;   // of whole passes
   double experts_per_layer = 0;  // distinct, averaged over layers
   int64_t bytes_per_step = 0;
@@ -53,6 +54,7 @@ Result<DecodeResult> Measure(const BenchDecodeOptions& options) {
   const ModelConfig& config = executor->config();
   DecodeResult result;
   result.threads = executor->num_threads();
+  result.device = executor_options.device;
 
   StatePools pools = MakeStatePools(*executor);
   std::vector<Session> sessions;
@@ -102,6 +104,8 @@ Result<DecodeResult> Measure(const BenchDecodeOptions& options) {
   std::sort(seconds.begin(), seconds.end());
   result.median_step_s = seconds[seconds.size() / 2];
   result.best_step_s = seconds.front();
+  // The bound of a GPU is measured by the benchmarks of its kernels.
+  if (executor_options.device.kind != DeviceKind::kCpu) return result;
   DI_ASSIGN_OR_RETURN(const ReadBandwidth bandwidth, MeasureReadBandwidth(result.threads));
   result.read_gbps = bandwidth.best_gbps;
   result.read_median_gbps = bandwidth.median_gbps;
@@ -122,20 +126,27 @@ int RunBenchDecode(const BenchDecodeOptions& options) {
   const DecodeResult& r = *measured;
   const auto bytes = static_cast<double>(r.bytes_per_step);
   const double gbps = bytes / r.median_step_s * 1e-9;
-  const Status printed = Print(
+  const bool has_bound = r.read_gbps > 0;
+  Status printed = Print(
       "prefill            {:.1f} tokens/s ({} of {} in one step)\n"
-      "decode             {:.2f} tokens/s, median step {:.2f} ms, best {:.2f} ms (batch {}, {})\n"
-      "weights per step   {} ({:.1f} distinct experts per layer)\n"
-      "read bandwidth     {:.1f} GB/s median, {:.1f} GB/s best, measured in this run\n"
-      "share of the bound {:.1f} % (median against median), {:.1f} % (best against best)\n",
+      "decode             {:.2f} tokens/s, median step {:.3f} ms, best {:.3f} ms (batch {}, {})\n"
+      "weights per step   {} ({:.1f} distinct experts per layer), {:.1f} GB/s\n",
       r.prefill_tokens_per_s, Counted(options.batch, "sequence"), Counted(options.prompt, "token"),
       static_cast<double>(options.batch) / r.median_step_s, r.median_step_s * 1e3,
-      r.best_step_s * 1e3, options.batch, Counted(r.threads, "thread"),
-      HumanBytes(r.bytes_per_step), r.experts_per_layer, r.read_median_gbps, r.read_gbps,
-      100.0 * gbps / r.read_median_gbps, 100.0 * bytes / r.best_step_s * 1e-9 / r.read_gbps);
+      r.best_step_s * 1e3, options.batch,
+      has_bound ? Counted(r.threads, "thread") : DeviceName(r.device), HumanBytes(r.bytes_per_step),
+      r.experts_per_layer, gbps);
+  if (printed.has_value() && has_bound) {
+    printed = Print(
+        "read bandwidth     {:.1f} GB/s median, {:.1f} GB/s best, measured in this run\n"
+        "share of the bound {:.1f} % (median against median), {:.1f} % (best against best)\n",
+        r.read_median_gbps, r.read_gbps, 100.0 * gbps / r.read_median_gbps,
+        100.0 * bytes / r.best_step_s * 1e-9 / r.read_gbps);
+  }
   if (!(*file).has_value()) return ExitStatus(printed);
-  const nlohmann::json json = {
+  nlohmann::json json = {
       {"bench", "decode"},
+      {"device", DeviceName(r.device)},
       {"cpu", HostCpuFeatures().brand},
       {"kernels", CpuLevelName(HostCpuFeatures().best_level())},
       {"threads", r.threads},
@@ -148,11 +159,13 @@ int RunBenchDecode(const BenchDecodeOptions& options) {
       {"median_step_ms", r.median_step_s * 1e3},
       {"best_step_ms", r.best_step_s * 1e3},
       {"weight_bytes_per_step", r.bytes_per_step},
-      {"distinct_experts_per_layer", r.experts_per_layer},
-      {"read_gbps_median", r.read_median_gbps},
-      {"read_gbps_best", r.read_gbps},
-      {"share_of_bound_median", gbps / r.read_median_gbps},
-      {"share_of_bound_best", bytes / r.best_step_s * 1e-9 / r.read_gbps}};
+      {"distinct_experts_per_layer", r.experts_per_layer}};
+  if (has_bound) {
+    json["read_gbps_median"] = r.read_median_gbps;
+    json["read_gbps_best"] = r.read_gbps;
+    json["share_of_bound_median"] = gbps / r.read_median_gbps;
+    json["share_of_bound_best"] = bytes / r.best_step_s * 1e-9 / r.read_gbps;
+  }
   const Status saved = (*file)->Write(json.dump(2) + "\n");
   return ExitStatus(saved.has_value() ? printed : saved);
 }

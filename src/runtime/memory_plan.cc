@@ -152,7 +152,8 @@ MemoryPlan PlanMemory(const ModelConfig& config, const MemoryRequest& request) {
                .context = context,
                .table_pages = (plan.history_tokens + request.max_batched_tokens) / kBlockTokens + 2,
                .drops_rows = request.drops_rows,
-               .num_threads = request.num_threads});
+               .num_threads = request.num_threads,
+               .gpu = gpu});
 
   const int64_t block_bytes = std::max<int64_t>(1, geometry.BytesPerBlock());
   if (request.cache_tokens > 0) {
