@@ -68,22 +68,24 @@ Result<DecodeResult> Measure(const BenchDecodeOptions& options) {
       ids.push_back(static_cast<int32_t>((state >> 8) % static_cast<uint32_t>(config.vocab_size)));
     }
   }
-  // Runs one step over all sequences and leaves the greedy continuation in `next`.
-  const auto step = [&](LayerTrace* trace) -> Status {
+  // Runs one step over all sequences and leaves the greedy continuation in `next`. Result: seconds
+  // of the step, logits in host memory included, the choice of tokens not.
+  const auto step = [&](LayerTrace* trace) -> Result<double> {
     std::vector<Session::Part> parts;
     for (size_t s = 0; s < sessions.size(); ++s)
       parts.push_back({.session = &sessions[s], .ids = next[s], .num_logit_rows = 1});
+    const Clock::time_point begin = Clock::now();
     DI_ASSIGN_OR_RETURN(const TensorView logits, Session::Step(parts, trace));
+    const double seconds = SecondsSince(begin);
     for (size_t s = 0; s < sessions.size(); ++s) {
       const float* row = logits.Row<float>(static_cast<int64_t>(s));
       next[s] = {static_cast<int32_t>(std::max_element(row, row + config.vocab_size) - row)};
     }
-    return {};
+    return seconds;
   };
-  Clock::time_point start = Clock::now();
-  DI_RETURN_IF_ERROR(step(nullptr));
+  DI_ASSIGN_OR_RETURN(const double prefill_seconds, step(nullptr));
   result.prefill_tokens_per_s =
-      static_cast<double>(options.batch * options.prompt) / SecondsSince(start);
+      static_cast<double>(options.batch * options.prompt) / prefill_seconds;
 
   LayerTrace trace;
   DI_RETURN_IF_ERROR(step(&trace));  // also the warm-up
@@ -97,9 +99,8 @@ Result<DecodeResult> Measure(const BenchDecodeOptions& options) {
 
   std::vector<double> seconds;
   for (int64_t i = 0; i < options.tokens; ++i) {
-    start = Clock::now();
-    DI_RETURN_IF_ERROR(step(nullptr));
-    seconds.push_back(SecondsSince(start));
+    DI_ASSIGN_OR_RETURN(const double step_seconds, step(nullptr));
+    seconds.push_back(step_seconds);
   }
   std::sort(seconds.begin(), seconds.end());
   result.median_step_s = seconds[seconds.size() / 2];
