@@ -36,6 +36,10 @@ LinearSegments SegmentsOf(WeightFormat format, int64_t n, int64_t k) {
                              : std::clamp<int64_t>(CeilDiv(kWantedWarps, strips), 1, kMaxSegments);
   LinearSegments segments;
   segments.columns = CeilDiv(CeilDiv(k, wanted), kUnit) * kUnit;
+  // Shared experts' gate and up are one product: a block has two strips of each, 32 outputs that
+  // are quantised together, so its eight warps are busy with two segments. More would be taken in
+  // rounds, each of which waits for its columns of x.
+  if (format == WeightFormat::kFp8Block && n == 2304 && k == 5120) segments.columns = 2560;
   segments.count = CeilDiv(k, segments.columns);
   return segments;
 }

@@ -78,7 +78,7 @@ TEST(CudaPack, AWeightPackedOnTheHostUnpacksToTheSource) {
 
 TEST(CudaPack, SegmentsCoverTheColumnsInMultiplesOf256) {
   for (const WeightFormat format : {WeightFormat::kBf16, WeightFormat::kFp8Block}) {
-    for (int64_t n : {1, 64, 512, 1280, 5120, 32768, 129280}) {
+    for (int64_t n : {1, 64, 512, 1280, 2304, 5120, 32768, 129280}) {
       for (int64_t k : {1, 32, 256, 257, 1280, 2304, 5120, 8192}) {
         const LinearSegments segments = SegmentsOf(format, n, k);
         EXPECT_EQ(segments.columns % 256, 0);
@@ -405,9 +405,10 @@ TEST_F(LinearCudaTest, TheModelsShapesAreRightAtFullSize) {
   DI_DEVICE_ONLY();
   if (IsSkipped()) return;
   const LinearCase cases[] = {
-      {WeightFormat::kFp8Block, 1280, 5120}, {WeightFormat::kFp8Block, 1024, 4096},
-      {WeightFormat::kFp8Block, 5120, 8192}, {WeightFormat::kFp8Block, 4096, 1280},
-      {WeightFormat::kBf16, 384, 5120},      {WeightFormat::kFp4Group, 5120, 2304}};
+      {WeightFormat::kFp8Block, 1280, 5120},  {WeightFormat::kFp8Block, 1024, 4096},
+      {WeightFormat::kFp8Block, 5120, 8192},  {WeightFormat::kFp8Block, 4096, 1280},
+      {WeightFormat::kFp8Block, 16896, 4352}, {WeightFormat::kFp8Block, 2304, 5120},
+      {WeightFormat::kBf16, 384, 5120},       {WeightFormat::kFp4Group, 5120, 2304}};
   for (const LinearCase& c : cases) {
     const StoredWeight stored = RandomWeight(c.format, c.n, c.k, 12);
     const LinearWeight weight = PackLinearWeight(stored.source, stream()).value();

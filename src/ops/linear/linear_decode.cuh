@@ -30,7 +30,7 @@ namespace deepinfer::cuda {
 inline constexpr int kDecodeWarps = 8;
 inline constexpr int kDecodeThreads = 32 * kDecodeWarps;
 inline constexpr int kRingStages = 4;
-// Four units of 512 bytes, and scales.
+// Four units of 512 bytes, and scales of FP4.
 inline constexpr int kRingStageBytes = 2176;
 inline constexpr int kXStageColumns = 256;
 // Rows of x are 16 bytes more apart than they are long, so that the eight rows that ldmatrix reads
@@ -149,7 +149,6 @@ struct RingProducer {
   int item = 0;
   int round = -1;
   int rounds = 0;
-  int scales = 0;  // FP8: where a strip's scales begin
   DecodeItem found;
 
   __device__ bool NextSegment(const DecodeWork& work, const GroupTable& table, int items) {
@@ -165,7 +164,6 @@ struct RingProducer {
         const DecodeProblem& problem = work.problems[found.problem];
         rounds = (problem.segments + problem.segments_per_round - 1) / problem.segments_per_round;
         round = 0;
-        scales = problem.padded_k / 32 * 512;
       }
       segment = SegmentOfWarp<kStrips>(work.problems[found.problem], found, round,
                                        static_cast<int>(threadIdx.x) / 32);
@@ -184,9 +182,9 @@ struct RingProducer {
     const uint8_t* from = own + CudaUnitOffset(kFormat, column / kUnitColumns);
     if (kFormat == WeightFormat::kFp8Block) {
       const int units = min(kColumns, segment.end - column) / kUnitColumns;
-      BarrierArriveExpect(barrier, static_cast<uint32_t>(units * 512 + 16));
-      BulkCopy(stage, from, static_cast<uint32_t>(units * 512), barrier);
-      BulkCopy(stage + 2048, own + scales + column / kUnitColumns / 16 * 16, 16, barrier);
+      const uint32_t bytes = static_cast<uint32_t>(units) * 512;
+      BarrierArriveExpect(barrier, bytes);
+      BulkCopy(stage, from, bytes, barrier);
     } else {
       constexpr uint32_t kBytes = kFormat == WeightFormat::kFp4Group ? 2176 : 2048;
       BarrierArriveExpect(barrier, kBytes);
@@ -196,6 +194,47 @@ struct RingProducer {
       strip = 0;
       column += kColumns;
     }
+  }
+};
+
+// The scales of FP8 that a warp needs in one round. A stage of the ring has a word of them, which
+// is too little for a bulk copy of its own: each lane loads the word of one of 32 stages, and those
+// of the next 32 already.
+template <int kStrips>
+struct Fp8Scales {
+  const uint8_t* from[kStrips];
+  int end = 0;  // words
+  int word = 0;
+  uint32_t now[kStrips] = {};
+  uint32_t later[kStrips] = {};
+
+  __device__ void Start(const WarpSegment<kStrips>& segment, int padded_k) {
+    word = segment.begin / 128;
+    end = (segment.end + 127) / 128;
+#pragma unroll
+    for (int i = 0; i < kStrips; ++i) {
+      from[i] = segment.strip[i] + padded_k / 32 * kCudaUnitBytes;
+      now[i] = Load(i, word);
+      later[i] = Load(i, word + 32);
+    }
+  }
+  // The words of the next stage of each strip.
+  __device__ void Next(int stage, uint32_t (&words)[kStrips]) {
+#pragma unroll
+    for (int i = 0; i < kStrips; ++i) words[i] = __shfl_sync(0xffffffffu, now[i], stage % 32);
+    if (stage % 32 != 31) return;
+    word += 32;
+#pragma unroll
+    for (int i = 0; i < kStrips; ++i) {
+      now[i] = later[i];
+      later[i] = Load(i, word + 32);
+    }
+  }
+
+ private:
+  __device__ uint32_t Load(int strip, int first) const {
+    const int at = first + LaneId();
+    return at < end ? *reinterpret_cast<const uint32_t*>(from[strip] + 4 * at) : 0u;
   }
 };
 
@@ -298,20 +337,20 @@ __device__ inline void MultiplyBlocks(const uint8_t* stage, uint4 (&codes)[kStri
   }
 }
 
-// The stages of a warp's strips, one behind the other, times x. `scale_byte` (FP8): which of the 16
-// scales of a stage is the first.
+// The stages of a warp's strips, one behind the other, times x. `scales`: of FP8.
 template <WeightFormat kFormat, int kTiles, int kStrips>
 __device__ inline void MultiplyStages(const uint8_t* stage, const uint8_t* x, int columns,
-                                      int scale_byte, float (&sums)[kStrips][kTiles][4]) {
+                                      const uint32_t (&scales)[kStrips],
+                                      float (&sums)[kStrips][kTiles][4]) {
   uint4 codes[kStrips] = {};
   uint4 fields[kStrips] = {};
 #pragma unroll
   for (int i = 0; i < kStrips; ++i) {
-    const uint8_t* scales = stage + i * kRingStageBytes + 2048;
-    if (kFormat == WeightFormat::kFp4Group)
-      fields[i] = *reinterpret_cast<const uint4*>(scales + LaneId() / 4 * 16);
-    if (kFormat == WeightFormat::kFp8Block)
-      fields[i].x = *reinterpret_cast<const uint32_t*>(scales + scale_byte);
+    if (kFormat == WeightFormat::kFp4Group) {
+      fields[i] =
+          *reinterpret_cast<const uint4*>(stage + i * kRingStageBytes + 2048 + LaneId() / 4 * 16);
+    }
+    if (kFormat == WeightFormat::kFp8Block) fields[i].x = scales[i];
   }
   constexpr int kBlocks = kRingColumns<kFormat> / 32;
   if (kFormat == WeightFormat::kFp8Block && columns < kRingColumns<kFormat>) {
@@ -374,6 +413,9 @@ __device__ inline void RunRound(const DecodeWork& work, const GroupTable& table,
   const int place = warp / slots;
 
   float sums[kStrips][kTiles][4] = {};
+  Fp8Scales<kStrips> scales;
+  if (kFormat == WeightFormat::kFp8Block) scales.Start(segment, problem.padded_k);
+  int ring_stages = 0;  // of each strip, that were multiplied
   // Rows that do not exist are columns of the product that nobody reads. Of eight rows the last one
   // is repeated, which saves memory; of more what happens to be there is taken.
   const int row_places = kTiles == 1 ? item.rows : 8 * kTiles;
@@ -422,13 +464,14 @@ __device__ inline void RunRound(const DecodeWork& work, const GroupTable& table,
     const int begin = segment.begin + stage * kXStageColumns;
     const int end = min(begin + kXStageColumns, segment.end);
     for (int column = begin; column < end; column += kRingColumns<kFormat>) {
+      uint32_t words[kStrips] = {};
+      if (kFormat == WeightFormat::kFp8Block) scales.Next(ring_stages++, words);
       uint8_t* ring_stage = consumer->ring + consumer->stage * kRingStageBytes;
       Barrier* barrier = consumer->barriers + consumer->stage;
 #pragma unroll
       for (int i = 0; i < kStrips; ++i) BarrierWait(barrier + i, consumer->parity);
-      MultiplyStages<kFormat, kTiles, kStrips>(ring_stage,
-                                               x + slot * stage_bytes + 2 * (column - begin),
-                                               end - column, column / 32 % 16, sums);
+      MultiplyStages<kFormat, kTiles, kStrips>(
+          ring_stage, x + slot * stage_bytes + 2 * (column - begin), end - column, words, sums);
       __syncwarp();
       if (lane == 0) {
 #pragma unroll
