@@ -36,8 +36,7 @@ using TileKernel = void (*)(const LinearTileJob&);
 struct Implementation {
   TileKernel kernel = nullptr;
   bool x_is_bf16 = false;
-  bool scales_x = false;     // takes single rows of x from LinearScaleRowAvx2
-  bool scales_sums = false;  // asks LinearScalesCommute about few rows of x
+  bool scales_x = false;  // takes single rows of x from LinearScaleRowAvx2
 };
 
 Implementation ImplementationFor(const LinearWeight::Packed& packed) {
@@ -53,8 +52,7 @@ Implementation ImplementationFor(const LinearWeight::Packed& packed) {
     case CpuLevel::kAmx:
       // The AMX kernel multiplies scales into bf16 weights; scales beyond bf16's range take the
       // kernel that does not.
-      if (packed.extreme_scales()) return {&LinearTileAvx512Bf16, true};
-      return {&LinearTileAmx, true, false, true};
+      return {packed.extreme_scales() ? &LinearTileAvx512Bf16 : &LinearTileAmx, true};
   }
   return {};
 }
@@ -176,6 +174,8 @@ void RunWave(const Problem& problem, const Segment* segments, size_t count, Stre
   // All weights are of one level, and the kernels of one level take the same kind of x.
   const bool x_is_bf16 = ImplementationFor(*segments[0].weight->packed()).x_is_bf16;
   const LinearCodes codes = CodesOf(segments[0].weight->format());
+  const bool scales_x =
+      ImplementationFor(*segments[0].weight->packed()).scales_x && codes != LinearCodes::kBf16;
   const int64_t first_row = segments[0].first_row;
   const int64_t rows = segments[count - 1].first_row + segments[count - 1].rows - first_row;
   const int64_t element = x_is_bf16 ? 2 : 4;
@@ -209,35 +209,20 @@ void RunWave(const Problem& problem, const Segment* segments, size_t count, Stre
     stream.pool().ParallelFor(rows, prepare);
   }
 
-  // The jobs of a segment differ in the tile, and in the memory of the thread that takes it.
-  LinearTileJob* jobs = scratch.Allocate<LinearTileJob>(static_cast<int64_t>(count));
-  const auto describe = [&](int64_t begin, int64_t end, int) {
+  int* x_exponents = scratch.Allocate<int>(static_cast<int64_t>(count));
+  const auto scale = [&](int64_t begin, int64_t end, int) {
     for (int64_t s = begin; s < end; ++s) {
-      const Segment& segment = segments[s];
-      const LinearWeight::Packed& packed = *segment.weight->packed();
-      const Implementation implementation = ImplementationFor(packed);
-      char* x = prepared + (segment.first_row - first_row) * stride * element;
-      LinearTileJob& job = jobs[s];
-      job = {};
-      job.codes = codes;
-      job.blocks = packed.blocks;
-      job.min_scale = packed.min_scale;
-      job.max_scale = packed.max_scale;
-      job.x = x;
-      job.x_stride = stride;
-      job.rows = segment.rows;
-      if (codes == LinearCodes::kBf16) continue;
-      if (implementation.scales_x && job.rows == 1)
-        job.x_exponent = LinearScaleRowAvx2(codes, reinterpret_cast<float*>(x), problem.padded_k);
-      if (implementation.scales_sums && job.rows <= kLinearAmxTileRows)
-        job.scales_commute = LinearScalesCommute(job);
+      x_exponents[s] = kLinearUnscaledX;
+      if (segments[s].rows != 1 || !scales_x) continue;
+      char* row = prepared + (segments[s].first_row - first_row) * stride * element;
+      x_exponents[s] = LinearScaleRowAvx2(codes, reinterpret_cast<float*>(row), problem.padded_k);
     }
   };
   const int64_t num_segments = static_cast<int64_t>(count);
   if (num_segments * problem.k < kSerialElements) {
-    describe(0, num_segments, 0);
+    scale(0, num_segments, 0);
   } else {
-    stream.pool().ParallelFor(num_segments, describe);
+    stream.pool().ParallelFor(num_segments, scale);
   }
 
   const int64_t n = segments[0].weight->n();
@@ -248,8 +233,16 @@ void RunWave(const Problem& problem, const Segment* segments, size_t count, Stre
   const auto run_item = [&](size_t s, int64_t tile, char* own_scratch) {
     const Segment& segment = segments[s];
     const LinearWeight::Packed& packed = *segment.weight->packed();
-    LinearTileJob job = jobs[s];
+    LinearTileJob job;
     job.tile = packed.tile(tile);
+    job.codes = codes;
+    job.blocks = packed.blocks;
+    job.min_scale = packed.min_scale;
+    job.max_scale = packed.max_scale;
+    job.x = prepared + (segment.first_row - first_row) * stride * element;
+    job.x_stride = stride;
+    job.rows = segment.rows;
+    job.x_exponent = x_exponents[s];
     job.totals = reinterpret_cast<float*>(own_scratch);
     job.scratch = own_scratch + totals_bytes;
     ImplementationFor(packed).kernel(job);

@@ -1,8 +1,6 @@
-// A few rows of FP8 or bf16 at the AMX level without tiles: AVX-512 multiply-adds that return the
-// bits of linear_amx.cc. With one row, 15 of 16 tile rows would be empty and the time is that of
-// writing weights to memory for the tile loads; here codes are converted in registers and used at
-// once. FP4 stays with the tiles: an fp32 multiply-add and a permute per weight cost more than
-// writing pairs of bf16.
+// A few rows at the AMX level without tiles: AVX-512 multiply-adds that return the bits of
+// linear_amx.cc. With one row, 15 of 16 tile rows would be empty and the time is that of writing
+// weights to memory for the tile loads; here codes are converted in registers and used at once.
 //
 // Order of summation, that of tdpbf16ps: for every output and block of 32 columns one accumulator
 // takes the even columns in order and one the odd columns, by FMA, starting from zero; then total =
@@ -71,6 +69,23 @@ ExponentRange RangeOf(const LinearTileJob& job) {
     if (high[i] >> 7 > range.largest) range.largest = high[i] >> 7;
   }
   return range;
+}
+
+// Whether sums of unscaled codes, scaled afterwards, have the bits of sums of scaled codes.
+bool ScalesCommute(const LinearTileJob& job) {
+  const ExponentRange x = RangeOf(job);
+  const bool fp8 = job.codes == LinearCodes::kFp8;
+  // Codes are multiples of 2^-9 or 2^-1 and less than 2^9 or 2^3.
+  const int code_quantum = fp8 ? -9 : -1;
+  const int code_limit = fp8 ? 9 : 3;
+  // FP8 codes are converted to 2^-8 of their value.
+  const int unit = fp8 ? -8 : 0;
+  const int min_scale = job.min_scale - 127 < unit ? job.min_scale - 127 : unit;
+  const int max_scale = job.max_scale - 127 > 0 ? job.max_scale - 127 : 0;
+  const int smallest_sum = x.smallest_not_zero - 127 - 7 + code_quantum + min_scale;
+  // Fewer than 2^31 columns.
+  const int sum_limit = x.largest - 126 + code_limit + max_scale + 31;
+  return x.smallest_not_zero > 0 && smallest_sum >= -126 && sum_limit <= 127;
 }
 
 // Word i of a strip (0 or 1 of the 64 bytes that hold two columns of two strips) is code
@@ -146,8 +161,17 @@ struct Fp8Ahead {
 };
 
 // What the sum of a block is multiplied with. Scales beyond fp32's normal range do not come here.
+template <LinearCodes kCodes>
 inline __m512 ScaleOf(const LinearTileJob& job, int64_t block, int strip) {
-  return _mm512_castsi512_ps(_mm512_set1_epi32((job.tile[2 * block + strip / 2] + 8) << 23));
+  if constexpr (kCodes == LinearCodes::kFp4) {
+    return _mm512_castsi512_ps(_mm512_slli_epi32(
+        _mm512_cvtepu8_epi32(_mm_load_si128(
+            reinterpret_cast<const __m128i*>(job.tile + block * kFp4BlockBytes + 16 * strip))),
+        23));
+  } else {
+    static_assert(kCodes == LinearCodes::kFp8);
+    return _mm512_castsi512_ps(_mm512_set1_epi32((job.tile[2 * block + strip / 2] + 8) << 23));
+  }
 }
 
 // `blocks` blocks for kRows rows of x, [kRows][kPieceColumns].
@@ -184,7 +208,7 @@ inline void MultiplyPiece(const LinearTileJob& job, int64_t first_block, int64_t
 #pragma GCC unroll 4
     for (int s = 0; s < kStrips; ++s) {
       __m512 scale = _mm512_undefined_ps();
-      if constexpr (kCodes != LinearCodes::kBf16) scale = ScaleOf(job, first_block + b, s);
+      if constexpr (kCodes != LinearCodes::kBf16) scale = ScaleOf<kCodes>(job, first_block + b, s);
 #pragma GCC unroll 4
       for (int r = 0; r < kRows; ++r) {
         float* total = job.totals + r * kLinearTileOutputs + 16 * s;
@@ -195,6 +219,67 @@ inline void MultiplyPiece(const LinearTileJob& job, int64_t first_block, int64_t
       }
     }
   }
+}
+
+// sum += x * w, in place: the compiler likes to put the result elsewhere and move it back, which at
+// this many accumulators costs an instruction in six.
+inline void AddProduct(__m512& sum, __m512 x, __m512 w) {
+  asm("vfmadd231ps %2, %1, %0" : "+v"(sum) : "v"(x), "v"(w));
+}
+
+// The same for one row of FP4 codes, where decoding is the bound: VPERMPS looks at the low four
+// bits of a dword, so a line of codes loaded at each of its four byte offsets gives four columns as
+// it is and four more after one shift.
+//
+// Bound: 512 weights (272 bytes with scales) are 32 FMAs, 32 permutes and 16 shifts for the two
+// 512-bit ports, that is 40 cycles; the 16 loads, 12 of which cross a line, and 8 broadcasts have
+// ports of their own. The 16-bit permute that would give every other column without a shift is two
+// instructions in one here, one of them on the port of the shifts (46 cycles with aligned loads
+// only).
+inline void MultiplyRowOfFp4(const LinearTileJob& job, int64_t first_block, int64_t blocks,
+                             const float* x) {
+  constexpr int64_t kFp4PrefetchBytes = 3072;
+  const __m512 values = _mm512_setr_ps(0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f, -0.0f, -0.5f,
+                                       -1.0f, -1.5f, -2.0f, -3.0f, -4.0f, -6.0f);
+  // The columns in the low and in the high nibble of each byte of a dword.
+  constexpr int kColumns[4][2] = {{0, 2}, {4, 6}, {1, 3}, {5, 7}};
+  const uint8_t* codes = job.tile + first_block * kFp4BlockBytes;
+  __m512 total[kStrips];
+#pragma GCC unroll 4
+  for (int s = 0; s < kStrips; ++s) total[s] = _mm512_load_ps(job.totals + 16 * s);
+  for (int64_t b = 0; b < blocks; ++b) {
+    __m512 even[kStrips];
+    __m512 odd[kStrips];
+#pragma GCC unroll 4
+    for (int s = 0; s < kStrips; ++s) even[s] = odd[s] = _mm512_setzero_ps();
+    Prefetch(codes + kFp4PrefetchBytes);  // the scales
+    codes += 64;
+#pragma GCC unroll 1
+    for (int column = 0; column < kLinearBlock; column += 8, codes += 256, x += 8) {
+#pragma GCC unroll 4
+      for (int i = 0; i < 4; ++i) {
+        const int byte = i / 2 + i % 2 * 2;  // 0 2 1 3: even and odd columns in turn
+        Prefetch(codes + 64 * i + kFp4PrefetchBytes);
+        const __m512 x_low = _mm512_set1_ps(x[kColumns[byte][0]]);
+        const __m512 x_high = _mm512_set1_ps(x[kColumns[byte][1]]);
+#pragma GCC unroll 4
+        for (int s = 0; s < kStrips; ++s) {
+          __m512i dwords = _mm512_loadu_si512(codes + 64 * s + byte);
+          asm("" : "+v"(dwords));  // or the compiler loads them again for the shift
+          __m512& sum = byte < 2 ? even[s] : odd[s];
+          AddProduct(sum, x_low, _mm512_permutexvar_ps(dwords, values));
+          AddProduct(sum, x_high, _mm512_permutexvar_ps(_mm512_srli_epi32(dwords, 4), values));
+        }
+      }
+    }
+#pragma GCC unroll 4
+    for (int s = 0; s < kStrips; ++s) {
+      total[s] = _mm512_fmadd_ps(_mm512_add_ps(even[s], odd[s]),
+                                 ScaleOf<LinearCodes::kFp4>(job, first_block + b, s), total[s]);
+    }
+  }
+#pragma GCC unroll 4
+  for (int s = 0; s < kStrips; ++s) _mm512_store_ps(job.totals + 16 * s, total[s]);
 }
 
 // Not inlined, so that no arithmetic moves across the changes of MXCSR.
@@ -214,7 +299,11 @@ template <LinearCodes kCodes, int kRows>
         _mm512_store_si512(piece + r * kPieceColumns + i, _mm512_slli_epi32(words, 16));
       }
     }
-    MultiplyPiece<kCodes, kRows>(job, first, blocks, piece);
+    if constexpr (kCodes == LinearCodes::kFp4 && kRows == 1) {
+      MultiplyRowOfFp4(job, first, blocks, piece);
+    } else {
+      MultiplyPiece<kCodes, kRows>(job, first, blocks, piece);
+    }
   }
 }
 
@@ -240,29 +329,15 @@ void Multiply(const LinearTileJob& job) {
 
 }  // namespace
 
-bool LinearScalesCommute(const LinearTileJob& job) {
-  const ExponentRange x = RangeOf(job);
-  const bool fp8 = job.codes == LinearCodes::kFp8;
-  // Codes are multiples of 2^-9 or 2^-1 and less than 2^9 or 2^3.
-  const int code_quantum = fp8 ? -9 : -1;
-  const int code_limit = fp8 ? 9 : 3;
-  // FP8 codes are converted to 2^-8 of their value.
-  const int unit = fp8 ? -8 : 0;
-  const int min_scale = job.min_scale - 127 < unit ? job.min_scale - 127 : unit;
-  const int max_scale = job.max_scale - 127 > 0 ? job.max_scale - 127 : 0;
-  const int smallest_sum = x.smallest_not_zero - 127 - 7 + code_quantum + min_scale;
-  // Fewer than 2^31 columns.
-  const int sum_limit = x.largest - 126 + code_limit + max_scale + 31;
-  return x.smallest_not_zero > 0 && smallest_sum >= -126 && sum_limit <= 127;
-}
-
 bool LinearTileAmxFewRows(const LinearTileJob& job) {
   if (job.rows > kMaxRows) return false;
   switch (job.codes) {
     case LinearCodes::kFp4:
-      return false;
+      if (!ScalesCommute(job)) return false;
+      Multiply<LinearCodes::kFp4>(job);
+      break;
     case LinearCodes::kFp8:
-      if (!job.scales_commute) return false;
+      if (!ScalesCommute(job)) return false;
       Multiply<LinearCodes::kFp8>(job);
       break;
     case LinearCodes::kBf16:

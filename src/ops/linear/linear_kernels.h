@@ -21,9 +21,7 @@ inline constexpr int64_t kLinearPanelBlocks = 8;
 inline constexpr int64_t kLinearScratchBytes =
     kLinearTileOutputs * 4 * kLinearPanelBlocks * (kLinearBlock + 1);
 
-// Rows of a tile of the AMX level. Up to as many, sums of unscaled codes may be scaled afterwards.
-inline constexpr int64_t kLinearAmxTileRows = 16;
-// Up to this many rows of FP8 and bf16 codes the AMX level does without tiles.
+// Up to this many rows the AMX level does without tiles.
 inline constexpr int64_t kLinearAmxFewRows = 3;
 
 // LinearTileJob::x_exponent of x as it is.
@@ -43,21 +41,17 @@ struct LinearTileJob {
   int64_t rows = 0;         // 1 ... kLinearMaxRows
   // AVX2, one row, codes other than bf16: x has been multiplied with 2^x_exponent.
   int x_exponent = kLinearUnscaledX;
-  bool scales_commute = false;  // AMX, up to kLinearAmxTileRows rows: LinearScalesCommute
-  float* totals = nullptr;      // [rows, 64], 64-byte aligned; written, not read
-  void* scratch = nullptr;      // kLinearScratchBytes, 64-byte aligned
+  float* totals = nullptr;  // [rows, 64], 64-byte aligned; written, not read
+  void* scratch = nullptr;  // kLinearScratchBytes, 64-byte aligned
 };
 
 void LinearTileAvx2(const LinearTileJob& job);        // x fp32
 void LinearTileAvx512(const LinearTileJob& job);      // x fp32
 void LinearTileAvx512Bf16(const LinearTileJob& job);  // x bf16
 void LinearTileAmx(const LinearTileJob& job);         // x bf16
-// The same bits without tiles. False if the job has too many rows or codes for which tiles are
-// faster, or values for which the bits could differ; then nothing has been done.
+// The same bits without tiles. False if the job has too many rows for that, or values for which
+// the bits could differ; then nothing has been done.
 bool LinearTileAmxFewRows(const LinearTileJob& job);
-// Whether sums of unscaled codes (not bf16), scaled afterwards, have the bits of sums of scaled
-// codes, for every tile of the weight. Reads x only; for CPUs with AVX-512.
-bool LinearScalesCommute(const LinearTileJob& job);
 
 // Multiplies x[0, count) (values of bf16, count a multiple of 8, 32-byte aligned) with the power of
 // two whose exponent it returns, such that LinearTileAvx2 can use codes times a tiny power of two

@@ -52,11 +52,7 @@ inline void DecodePairs(const LinearTileJob& job, int64_t block, Use use, Adjust
         0, value(0x3f00), value(0x3f80), value(0x3fc0), value(0x4000), value(0x4040), value(0x4080),
         value(0x40c0), 0, value(0xbf00), value(0xbf80), value(0xbfc0), value(0xc000), value(0xc040),
         value(0xc080), value(0xc0c0)));
-    // Of each word, with zero above; within 16 bytes.
-    const __m512i second_bytes = _mm512_broadcast_i32x4(
-        _mm_setr_epi8(1, -1, 3, -1, 5, -1, 7, -1, 9, -1, 11, -1, 13, -1, 15, -1));
     const uint8_t* codes = job.tile + block * kFp4BlockBytes + 64;
-    Prefetch(codes - 64 + kPrefetchBytes);  // scales
     for (int pair = 0; pair < kPairs; pair += 4, codes += 256) {
       __m512i words[kStrips];
 #pragma GCC unroll 4
@@ -68,11 +64,9 @@ inline void DecodePairs(const LinearTileJob& job, int64_t block, Use use, Adjust
       for (int p = 0; p < 4; ++p) {
 #pragma GCC unroll 4
         for (int s = 0; s < kStrips; ++s) {
-          // The permute is two instructions on Intel, one of them on the only port that shifts
-          // 512 bits; a byte shuffle takes the other port.
-          const __m512i index = p == 2 ? _mm512_shuffle_epi8(words[s], second_bytes)
-                                       : _mm512_srli_epi16(words[s], static_cast<unsigned>(4 * p));
-          use(pair + p, s, adjust(s, _mm512_permutexvar_epi16(index, values)));
+          use(pair + p, s,
+              adjust(s, _mm512_permutexvar_epi16(
+                            _mm512_srli_epi16(words[s], static_cast<unsigned>(4 * p)), values)));
         }
       }
     }
