@@ -22,25 +22,25 @@
 // waits in shared memory in the same order, split once per block (184 KB for 30,720 weights). Its
 // loads and the split come before the wait for the previous kernel. The norm of the collapsed row
 // and the 24 sums need all blocks: partial sums are stored to the blocks that want them (sums of
-// row r to block r, squares to all), and a cluster barrier is awaited one tile later, after the
-// next tile's products. The next tile's loads are issued a tile ahead, into registers. One extra
-// warp per block turns sums into coefficients (39 dependent normalisations) and fetches the next
-// rows' coefficients.
+// row r to block r, squares to all) around a cluster barrier. An arrival there waits for all stores
+// of the thread (MEMBAR.ALL.GPU), so the new streams are stored after it. One extra warp per block
+// fetches the rows' coefficients and turns sums into new ones (39 dependent normalisations).
 //
 // That holds up to kClusterRows rows. More take two launches of independent blocks: with many rows
-// the cluster's kernel reached 25 % of the copy bandwidth on an H200 (a cluster of 16 blocks, each
-// with a multiprocessor for itself, must find 16 in one of the GPU's groups, and a tile ends with
-// its slowest of 160 warps and the stores of all of them). The first launch does what a cluster
-// does up to the barrier: a block keeps its slice of fn and walks the tiles of a part of the rows,
-// with the next tile's loads under way, and stores the collapsed rows in place of y and its partial
-// sums, [block of the row][row][26], in scratch memory. The second adds the partial sums in the
-// cluster's order, normalises y in place, and computes coefficients of 32 rows per warp, a row per
-// lane. That moves 20 KB more per row, most of it in the second-level cache, and 3 KB of sums.
+// a cluster's kernel with the next tile's loads under way reached 25 % of the copy bandwidth on an
+// H200 (16 blocks, each with a multiprocessor for itself, must fit one of the GPU's groups, and
+// every arrival drains loads and stores; besides, the compiler had split half of the stream stores
+// into four). The first launch does what a cluster does up to the barrier: a block keeps its slice
+// of fn and walks the tiles of a part of the rows, with the next tile's loads under way, and stores
+// the collapsed rows in place of y and its partial sums, [block of the row][row][26], in scratch
+// memory. The second adds the partial sums in the cluster's order, normalises y in place, and
+// computes coefficients of 32 rows per warp, a row per lane. That moves 20 KB more per row, most of
+// it in the second-level cache, and 3 KB of sums.
 //
-// Up to 8 rows are one tile of one cluster without anything to overlap with. Their kernel has no
-// second half of rows and no next tile in its registers, and keeps two of the three parts of fn
-// there: 184 KB of shared memory take 1,440 cycles to read. The rows are the narrow operand of the
-// matrix instruction, which gives the same bits in 5 instead of 9 instructions per step.
+// Up to 8 rows are half a tile of one cluster. Their kernel has no second half of rows in its
+// registers and keeps two of the three parts of fn there: 184 KB of shared memory take 1,440 cycles
+// to read. The rows are the narrow operand of the matrix instruction, which gives the same bits in
+// 5 instead of 9 instructions per step.
 #include <algorithm>
 #include <cmath>
 
@@ -253,7 +253,7 @@ __device__ inline void StoreStreams(const Params& p, int64_t row, int channel,
   uint16_t* streams = p.streams + row * p.streams_stride + channel;
 #pragma unroll
   for (int s = 0; s < kStreams; ++s)
-    *reinterpret_cast<uint4*>(streams + static_cast<int64_t>(s) * p.hidden) = values.streams[s];
+    StoreVector(streams + static_cast<int64_t>(s) * p.hidden, values.streams[s]);
 }
 
 // ---- fn
@@ -438,13 +438,13 @@ __device__ inline void NormaliseChannels(const Params& p, int64_t row, int chann
     values[2 * w] = Bf16LowToFloat(pair);
     values[2 * w + 1] = Bf16HighToFloat(pair);
   }
-  if (valid) *reinterpret_cast<uint4*>(p.y + row * p.y_stride + channel) = y;
+  if (valid) StoreVector(p.y + row * p.y_stride + channel, y);
   if (p.y_grid == nullptr) return;
   const Q8Scale scale(LaneGroupMax<4>(Amax(values)));
   uint4 grid;
 #pragma unroll
   for (int w = 0; w < 4; ++w) Word(grid, w) = Q8Grid(values[2 * w], values[2 * w + 1], scale);
-  if (valid) *reinterpret_cast<uint4*>(p.y_grid + row * p.y_grid_stride + channel) = grid;
+  if (valid) StoreVector(p.y_grid + row * p.y_grid_stride + channel, grid);
 }
 
 // ---- The kernel
@@ -489,11 +489,7 @@ class Block {
       scale = p_.scale[lane_ < 4 ? 0 : lane_ < 8 ? 1 : 2];
     }
     WaitForPreviousKernel();
-    if constexpr (kFew) {
-      RunTile(is_unit_warp, has_unit, held, weight, base, scale);
-    } else {
-      RunTiles(is_unit_warp, has_unit, held, weight, base, scale);
-    }
+    RunTiles(is_unit_warp, has_unit, held, weight, base, scale);
   }
 
   // The first launch for many rows: everything up to the block's partial sums.
@@ -523,13 +519,7 @@ class Block {
         for (int half = 0; half < kHalves; ++half) current[half] = next[half];
         if (next_exists) LoadTile(tile + step, next);
         uint4 collapsed[kHalves] = {};
-        Process(tile, buffer, held, current, collapsed);
-#pragma unroll
-        for (int half = 0; half < kHalves; ++half) {
-          const int row = tile * kTileRows + group_ + 8 * half;
-          if (row < p_.rows)
-            *reinterpret_cast<uint4*>(p_.y + row * p_.y_stride + channel_) = collapsed[half];
-        }
+        Process<true>(tile, buffer, held, current, collapsed);
       } else if (!is_unit_warp && next_exists) {
         LoadCoefficients(tile + step, coefficients);
         StoreCoefficients(buffer ^ 1, coefficients);
@@ -550,79 +540,44 @@ class Block {
     });
   }
 
-  // One tile.
-  __device__ void RunTile(bool is_unit_warp, bool has_unit, const Held& held, const uint4& weight,
-                          float base, float scale) {
-    LaneRow rows[kHalves] = {};
-    if (has_unit) {
-      LoadTile(0, rows);
-    } else if (!is_unit_warp) {
-      float4 coefficients[3];
-      LoadCoefficients(0, coefficients);
-      StoreCoefficients(0, coefficients);
-    }
-    __syncthreads();
-    uint4 collapsed[kHalves] = {};
-    if (has_unit) Process(0, 0, held, rows, collapsed);
-    ClusterWait();
-    __syncthreads();
-    Distribute(0, 0);
-    ClusterArrive();
-    ClusterWait();
-    if (kCollapse && has_unit) Normalise(0, 0, weight, collapsed);
-    if (kMix && !is_unit_warp) Mix(0, 0, base, scale);
-  }
-
-  // Every so many tiles, overlapped as the file's comment says.
+  // Tiles one after another; rarely more than one.
   __device__ void RunTiles(bool is_unit_warp, bool has_unit, const Held& held, const uint4& weight,
                            float base, float scale) {
     const int step = static_cast<int>(gridDim.x) >> p_.partition.ranks_log2;
-    const int first = static_cast<int>(blockIdx.x) >> p_.partition.ranks_log2;
-    LaneRow next[kHalves] = {};
-    float4 coefficients[3];
-    if (has_unit) {
-      LoadTile(first, next);
-    } else if (!is_unit_warp) {
-      LoadCoefficients(first, coefficients);
-      StoreCoefficients(0, coefficients);
-    }
-    __syncthreads();
-
+    const int first = kFew ? 0 : static_cast<int>(blockIdx.x) >> p_.partition.ranks_log2;
+    const int tiles = kFew ? 1 : p_.tiles;
     int buffer = 0;
-    int previous = -1;
-    uint4 collapsed[kHalves] = {};
-    for (int tile = first;; tile += step) {
-      const bool more = tile < p_.tiles;
-      const bool next_exists = tile + step < p_.tiles;
-      if (is_unit_warp) {
-        uint4 new_collapsed[kHalves] = {};
-        if (more && has_unit) {
-          LaneRow current[kHalves];
-#pragma unroll
-          for (int half = 0; half < kHalves; ++half) current[half] = next[half];
-          if (next_exists) LoadTile(tile + step, next);
-          Process(tile, buffer, held, current, new_collapsed);
-        }
-        ClusterWait();
-        if (kCollapse && previous >= 0 && has_unit)
-          Normalise(previous, buffer ^ 1, weight, collapsed);
-#pragma unroll
-        for (int half = 0; half < kHalves; ++half) collapsed[half] = new_collapsed[half];
-      } else {
-        if (next_exists) LoadCoefficients(tile + step, coefficients);
-        ClusterWait();
-        if (kMix && previous >= 0) Mix(previous, buffer ^ 1, base, scale);
-        if (next_exists) StoreCoefficients(buffer ^ 1, coefficients);
+    for (int tile = first; tile < tiles; tile += kFew ? 1 : step, buffer ^= 1) {
+      LaneRow rows[kHalves] = {};
+      if (has_unit) {
+        LoadTile(tile, rows);
+      } else if (!is_unit_warp) {
+        float4 coefficients[3];
+        LoadCoefficients(tile, coefficients);
+        StoreCoefficients(buffer, coefficients);
       }
-      if (!more) break;
+      __syncthreads();
+      uint4 collapsed[kHalves] = {};
+      if (has_unit) Process<false>(tile, buffer, held, rows, collapsed);
+      // Later tiles find their buffer free: its readers have arrived at the tile in between.
+      if (tile == first) ClusterWait();
       __syncthreads();
       Distribute(tile, buffer);
       ClusterArrive();
-      previous = tile;
-      buffer ^= 1;
+      if (kExpand && has_unit) StoreTile(tile, rows);  // not before: the arrival awaits all stores
+      ClusterWait();
+      if (kCollapse && has_unit) Normalise(tile, buffer, weight, collapsed);
+      if (kMix && !is_unit_warp) Mix(tile, buffer, base, scale);
     }
   }
 
+  __device__ void StoreTile(int tile, const LaneRow (&rows)[kHalves]) const {
+#pragma unroll
+    for (int half = 0; half < kHalves; ++half) {
+      const int row = tile * kTileRows + group_ + 8 * half;
+      if (row < p_.rows) StoreStreams(p_, row, channel_, rows[half]);
+    }
+  }
   __device__ void LoadTile(int tile, LaneRow (&rows)[kHalves]) const {
 #pragma unroll
     for (int half = 0; half < kHalves; ++half)
@@ -660,14 +615,15 @@ class Block {
     }
   }
 
-  // Expand, collapse, products and squares of the warp's unit.
+  // Expand, collapse, products and squares of the warp's unit. kStore: streams and collapsed rows
+  // go to memory in between.
+  template <bool kStore>
   __device__ void Process(int tile, int buffer, const Held& held, LaneRow (&rows)[kHalves],
                           uint4 (&collapsed)[kHalves]) const {
     float stream_squares[kHalves] = {};
     float collapsed_squares[kHalves] = {};
 #pragma unroll
     for (int half = 0; half < kHalves; ++half) {
-      const int row = tile * kTileRows + group_ + 8 * half;
       if (tile * kTileRows + 8 * half >= p_.rows) continue;  // the same for the whole block
       const auto* c = reinterpret_cast<const float4*>(
           shared_.coefficients + (buffer * kTileRows + group_ + 8 * half) * kCoefficientStride);
@@ -713,8 +669,14 @@ class Block {
           collapsed_squares[half] = fmaf(high, high, collapsed_squares[half]);
         }
       }
-      if constexpr (kExpand) {
-        if (row < p_.rows) StoreStreams(p_, row, channel_, rows[half]);
+    }
+
+    if constexpr (kStore) {
+      if constexpr (kExpand) StoreTile(tile, rows);
+#pragma unroll
+      for (int half = 0; half < kHalves; ++half) {
+        const int row = tile * kTileRows + group_ + 8 * half;
+        if (row < p_.rows) StoreVector(p_.y + row * p_.y_stride + channel_, collapsed[half]);
       }
     }
 
