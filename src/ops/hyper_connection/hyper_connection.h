@@ -58,7 +58,7 @@ Status HcExpand(const HcExpandArgs& args, Stream& stream);
 // Everything between two sub-layers: HcExpand of the output of the one before (unless expand.x is
 // empty), HcMix of the new streams, HcCollapseNorm of them with weights from the boundary before;
 // the three have the same streams, and `expand` may use the post and comb that `mix` overwrites. On
-// a GPU one launch.
+// a GPU one launch, or two with many rows.
 struct HcBoundaryArgs {
   HcExpandArgs expand;
   HcMixArgs mix;

@@ -1,5 +1,6 @@
-// Hyper-connections on a GPU. Everything between two sub-layers is one launch: the expand of the
-// previous output, the mix of the new streams, the collapse with its RMSNorm and Q8 copy.
+// Hyper-connections on a GPU. Everything between two sub-layers is one launch (two with many rows):
+// the expand of the previous output, the mix of the new streams, the collapse with its RMSNorm and
+// Q8 copy.
 //
 // Cost per row (hidden 5120): 102.4 KB of memory traffic (x and 4 streams in, 4 streams and two
 // outputs out), 0.98 MFLOP of products with fn, which is 1.97 MB of fp32. Many rows are bound by
@@ -21,15 +22,25 @@
 // waits in shared memory in the same order, split once per block (184 KB for 30,720 weights). Its
 // loads and the split come before the wait for the previous kernel. The norm of the collapsed row
 // and the 24 sums need all blocks: partial sums are stored to the blocks that want them (sums of
-// row r to block r, squares to all), and a cluster barrier is awaited one tile later, after the
-// next tile's products. The next tile's loads are issued a tile ahead, into registers. One extra
-// warp per block turns sums into coefficients (39 dependent normalisations) and fetches the next
-// rows' coefficients.
+// row r to block r, squares to all) around a cluster barrier. An arrival there waits for all stores
+// of the thread (MEMBAR.ALL.GPU), so the new streams are stored after it. One extra warp per block
+// fetches the rows' coefficients and turns sums into new ones (39 dependent normalisations).
 //
-// Up to 8 rows are one tile of one cluster without anything to overlap with. Their kernel has no
-// second half of rows and no next tile in its registers, and keeps two of the three parts of fn
-// there: 184 KB of shared memory take 1,440 cycles to read. The rows are the narrow operand of the
-// matrix instruction, which gives the same bits in 5 instead of 9 instructions per step.
+// That holds up to kClusterRows rows. More take two launches of independent blocks: with many rows
+// a cluster's kernel with the next tile's loads under way reached 25 % of the copy bandwidth on an
+// H200 (16 blocks, each with a multiprocessor for itself, must fit one of the GPU's groups, and
+// every arrival drains loads and stores; besides, the compiler had split half of the stream stores
+// into four). The first launch does what a cluster does up to the barrier: a block keeps its slice
+// of fn and walks the tiles of a part of the rows, with the next tile's loads under way, and stores
+// the collapsed rows in place of y and its partial sums, [block of the row][row][26], in scratch
+// memory. The second adds the partial sums in the cluster's order, normalises y in place, and
+// computes coefficients of 32 rows per warp, a row per lane. That moves 20 KB more per row, most of
+// it in the second-level cache, and 3 KB of sums.
+//
+// Up to 8 rows are half a tile of one cluster. Their kernel has no second half of rows in its
+// registers and keeps two of the three parts of fn there: 184 KB of shared memory take 1,440 cycles
+// to read. The rows are the narrow operand of the matrix instruction, which gives the same bits in
+// 5 instead of 9 instructions per step.
 #include <algorithm>
 #include <cmath>
 
@@ -42,6 +53,7 @@ namespace {
 
 constexpr int kTileRows = 16;
 constexpr int kFewRows = 8;
+constexpr int kClusterRows = 64;  // more rows take two launches without clusters
 constexpr int kLaneChannels = 8;
 constexpr int kUnitChannels = 32;
 constexpr int kMaxRanks = 16;
@@ -54,6 +66,8 @@ constexpr int kParts = 3;               // bf16 parts of an fp32 weight
 constexpr int kRowSums = kOutputs + 2;  // the products, squares of the streams, squares of x
 constexpr int kStreamSquares = kOutputs;
 constexpr int kCollapsedSquares = kOutputs + 1;
+constexpr int kFinishRows = 32;  // whose coefficients a block of the second launch computes
+constexpr int kMaxFinishThreads = kMaxRanks * kMaxUnitsPerBlock * kUnitChannels / kLaneChannels;
 // Coefficients of a row in shared memory: post, comb and pre, as float4. 28 words between rows keep
 // eight rows apart in the banks.
 constexpr int kCoefficientPieces = 6;
@@ -115,6 +129,8 @@ struct Params {
   uint16_t* y_grid;  // may be null
   int64_t y_grid_stride;
   float norm_eps;
+  // Many rows: [rank][row][kRowSums].
+  float* row_sums;
 };
 
 // The parts of a block's shared memory.
@@ -237,7 +253,7 @@ __device__ inline void StoreStreams(const Params& p, int64_t row, int channel,
   uint16_t* streams = p.streams + row * p.streams_stride + channel;
 #pragma unroll
   for (int s = 0; s < kStreams; ++s)
-    *reinterpret_cast<uint4*>(streams + static_cast<int64_t>(s) * p.hidden) = values.streams[s];
+    StoreVector(streams + static_cast<int64_t>(s) * p.hidden, values.streams[s]);
 }
 
 // ---- fn
@@ -320,13 +336,34 @@ __device__ inline void NormaliseColumns(float (&c)[4][4], float eps) {
   }
 }
 
+// From the exponentials of comb to comb.
+__device__ inline void Sinkhorn(float (&c)[4][4], int iterations, float eps) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    DivideAll(c[i], Sum4(c[i][0], c[i][1], c[i][2], c[i][3]));
+#pragma unroll
+    for (int j = 0; j < 4; ++j) c[i][j] += eps;
+  }
+  NormaliseColumns(c, eps);
+  for (int iteration = 1; iteration < iterations; ++iteration) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) DivideAll(c[i], Sum4(c[i][0], c[i][1], c[i][2], c[i][3]) + eps);
+    NormaliseColumns(c, eps);
+  }
+}
+
+// What the sums of products are multiplied by.
+__device__ inline float MixScale(const Params& p, float stream_squares) {
+  const float mean = stream_squares / static_cast<float>(4 * p.hidden);
+  return 1.0f / sqrtf(mean + p.mix_norm_eps);
+}
+
 // HcCoefficients of one row by a warp. Lane k < 24 brings sum k, lane 24 the sum of squares.
 __device__ inline void WriteCoefficients(const Params& p, int64_t row, float sum, float base,
                                          float scale) {
   constexpr unsigned kAll = 0xffffffffu;
   const int lane = LaneId();
-  const float mean = __shfl_sync(kAll, sum, kStreamSquares) / static_cast<float>(4 * p.hidden);
-  const float r = 1.0f / sqrtf(mean + p.mix_norm_eps);
+  const float r = MixScale(p, __shfl_sync(kAll, sum, kStreamSquares));
   const float value = sum * r * scale + base;
   if (lane < 4) p.new_pre[row * p.new_pre_stride + lane] = Sigmoid(value) + p.eps;
   if (lane >= 4 && lane < 8) p.new_post[row * p.new_post_stride + lane - 4] = 2.0f * Sigmoid(value);
@@ -339,16 +376,8 @@ __device__ inline void WriteCoefficients(const Params& p, int64_t row, float sum
   for (int i = 0; i < 4; ++i) {
 #pragma unroll
     for (int j = 0; j < 4; ++j) c[i][j] = __shfl_sync(kAll, exponential, 8 + 4 * i + j);
-    DivideAll(c[i], Sum4(c[i][0], c[i][1], c[i][2], c[i][3]));
-#pragma unroll
-    for (int j = 0; j < 4; ++j) c[i][j] += p.eps;
   }
-  NormaliseColumns(c, p.eps);
-  for (int iteration = 1; iteration < p.sinkhorn_iterations; ++iteration) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) DivideAll(c[i], Sum4(c[i][0], c[i][1], c[i][2], c[i][3]) + p.eps);
-    NormaliseColumns(c, p.eps);
-  }
+  Sinkhorn(c, p.sinkhorn_iterations, p.eps);
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     if (lane == i) {
@@ -356,6 +385,66 @@ __device__ inline void WriteCoefficients(const Params& p, int64_t row, float sum
           make_float4(c[i][0], c[i][1], c[i][2], c[i][3]);
     }
   }
+}
+
+// The same of one row by a thread, from 24 sums and the sum of squares.
+__device__ inline void WriteCoefficientsOfThread(const Params& p, int64_t row, const float* sums) {
+  const float r = MixScale(p, sums[kStreamSquares]);
+  const auto value = [&](int k) {
+    return sums[k] * r * __ldg(p.scale + (k < 4 ? 0 : k < 8 ? 1 : 2)) + __ldg(p.base + k);
+  };
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    p.new_pre[row * p.new_pre_stride + i] = Sigmoid(value(i)) + p.eps;
+    p.new_post[row * p.new_post_stride + i] = 2.0f * Sigmoid(value(4 + i));
+  }
+  float c[4][4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+#pragma unroll
+    for (int j = 0; j < 4; ++j) c[i][j] = value(8 + 4 * i + j);
+    const float largest = fmaxf(fmaxf(c[i][0], c[i][1]), fmaxf(c[i][2], c[i][3]));
+#pragma unroll
+    for (int j = 0; j < 4; ++j) c[i][j] = expf(c[i][j] - largest);
+  }
+  Sinkhorn(c, p.sinkhorn_iterations, p.eps);
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    *reinterpret_cast<float4*>(p.new_comb + row * p.new_comb_stride + 4 * i) =
+        make_float4(c[i][0], c[i][1], c[i][2], c[i][3]);
+  }
+}
+
+// ---- Norm
+// ------------------------------------------------------------------------------------------
+
+__device__ inline float NormScale(const Params& p, float squares) {
+  return 1.0f / sqrtf(squares / static_cast<float>(p.hidden) + p.norm_eps);
+}
+
+// y and its copy on the Q8 grid of a lane's channels. Four lanes with consecutive channels take
+// part; `valid` is the same for them.
+__device__ inline void NormaliseChannels(const Params& p, int64_t row, int channel, bool valid,
+                                         float r, uint4 collapsed, uint4 weight) {
+  float values[kLaneChannels];
+  uint4 y;
+#pragma unroll
+  for (int w = 0; w < 4; ++w) {
+    const uint32_t x = Word(collapsed, w);
+    const uint32_t pair =
+        FloatsToBf16x2(Bf16LowToFloat(Word(weight, w)) * (Bf16LowToFloat(x) * r),
+                       Bf16HighToFloat(Word(weight, w)) * (Bf16HighToFloat(x) * r));
+    Word(y, w) = pair;
+    values[2 * w] = Bf16LowToFloat(pair);
+    values[2 * w + 1] = Bf16HighToFloat(pair);
+  }
+  if (valid) StoreVector(p.y + row * p.y_stride + channel, y);
+  if (p.y_grid == nullptr) return;
+  const Q8Scale scale(LaneGroupMax<4>(Amax(values)));
+  uint4 grid;
+#pragma unroll
+  for (int w = 0; w < 4; ++w) Word(grid, w) = Q8Grid(values[2 * w], values[2 * w + 1], scale);
+  if (valid) StoreVector(p.y_grid + row * p.y_grid_stride + channel, grid);
 }
 
 // ---- The kernel
@@ -373,10 +462,10 @@ class Block {
   // Parts of the weights in registers.
   using Held = uint4[kStreams][kFew ? kHeldParts : 1][kOutputTiles];
 
-  __device__ explicit Block(const Params& params)
+  __device__ Block(const Params& params, uint32_t rank)
       : p_(params),
         shared_(SharedLayout<kVariant>(params.partition)),
-        rank_(static_cast<int>(ClusterRank())),
+        rank_(static_cast<int>(rank)),
         warp_(WarpId()),
         lane_(LaneId()),
         group_(lane_ / 4),
@@ -393,55 +482,23 @@ class Block {
     float scale = 0.0f;
     Held held;
     if (has_unit) {
-      if constexpr (kMix) {
-        PrepareFragments(p_, channel_, lane_, [&](int s, int part, int j, const uint4& words) {
-          if (part < kHeldParts) {
-            held[s][part][j] = words;
-          } else {
-            *Fragment(s, part, j) = words;
-          }
-        });
-      }
+      if constexpr (kMix) PrepareWeights(held);
       if constexpr (kCollapse) weight = __ldg(reinterpret_cast<const uint4*>(p_.weight + channel_));
     } else if (kMix && lane_ < kOutputs) {
       base = p_.base[lane_];
       scale = p_.scale[lane_ < 4 ? 0 : lane_ < 8 ? 1 : 2];
     }
     WaitForPreviousKernel();
-    if constexpr (kFew) {
-      RunTile(is_unit_warp, has_unit, held, weight, base, scale);
-    } else {
-      RunTiles(is_unit_warp, has_unit, held, weight, base, scale);
-    }
+    RunTiles(is_unit_warp, has_unit, held, weight, base, scale);
   }
 
- private:
-  // One tile.
-  __device__ void RunTile(bool is_unit_warp, bool has_unit, const Held& held, const uint4& weight,
-                          float base, float scale) {
-    LaneRow rows[kHalves] = {};
-    if (has_unit) {
-      LoadTile(0, rows);
-    } else if (!is_unit_warp) {
-      float4 coefficients[3];
-      LoadCoefficients(0, coefficients);
-      StoreCoefficients(0, coefficients);
-    }
-    __syncthreads();
-    uint4 collapsed[kHalves] = {};
-    if (has_unit) Process(0, 0, held, rows, collapsed);
-    ClusterWait();
-    __syncthreads();
-    Distribute(0, 0);
-    ClusterArrive();
-    ClusterWait();
-    if (kCollapse && has_unit) Normalise(0, 0, weight, collapsed);
-    if (kMix && !is_unit_warp) Mix(0, 0, base, scale);
-  }
-
-  // Every so many tiles, overlapped as the file's comment says.
-  __device__ void RunTiles(bool is_unit_warp, bool has_unit, const Held& held, const uint4& weight,
-                           float base, float scale) {
+  // The first launch for many rows: everything up to the block's partial sums.
+  __device__ void RunSlice() {
+    const bool is_unit_warp = warp_ < p_.partition.units_per_block;
+    const bool has_unit = is_unit_warp && unit_ < p_.partition.units;
+    Held held;  // empty
+    if (has_unit) PrepareWeights(held);
+    WaitForPreviousKernel();
     const int step = static_cast<int>(gridDim.x) >> p_.partition.ranks_log2;
     const int first = static_cast<int>(blockIdx.x) >> p_.partition.ranks_log2;
     LaneRow next[kHalves] = {};
@@ -453,42 +510,74 @@ class Block {
       StoreCoefficients(0, coefficients);
     }
     __syncthreads();
-
     int buffer = 0;
-    int previous = -1;
-    uint4 collapsed[kHalves] = {};
-    for (int tile = first;; tile += step) {
-      const bool more = tile < p_.tiles;
+    for (int tile = first; tile < p_.tiles; tile += step, buffer ^= 1) {
       const bool next_exists = tile + step < p_.tiles;
-      if (is_unit_warp) {
-        uint4 new_collapsed[kHalves] = {};
-        if (more && has_unit) {
-          LaneRow current[kHalves];
+      if (has_unit) {
+        LaneRow current[kHalves];
 #pragma unroll
-          for (int half = 0; half < kHalves; ++half) current[half] = next[half];
-          if (next_exists) LoadTile(tile + step, next);
-          Process(tile, buffer, held, current, new_collapsed);
-        }
-        ClusterWait();
-        if (kCollapse && previous >= 0 && has_unit)
-          Normalise(previous, buffer ^ 1, weight, collapsed);
-#pragma unroll
-        for (int half = 0; half < kHalves; ++half) collapsed[half] = new_collapsed[half];
-      } else {
-        if (next_exists) LoadCoefficients(tile + step, coefficients);
-        ClusterWait();
-        if (kMix && previous >= 0) Mix(previous, buffer ^ 1, base, scale);
-        if (next_exists) StoreCoefficients(buffer ^ 1, coefficients);
+        for (int half = 0; half < kHalves; ++half) current[half] = next[half];
+        if (next_exists) LoadTile(tile + step, next);
+        uint4 collapsed[kHalves] = {};
+        Process<true>(tile, buffer, held, current, collapsed);
+      } else if (!is_unit_warp && next_exists) {
+        LoadCoefficients(tile + step, coefficients);
+        StoreCoefficients(buffer ^ 1, coefficients);
       }
-      if (!more) break;
-      __syncthreads();
-      Distribute(tile, buffer);
-      ClusterArrive();
-      previous = tile;
-      buffer ^= 1;
+      __syncthreads();  // both buffers: the one before is read before the barrier of this tile
+      StoreRowSums(tile, buffer);
     }
   }
 
+ private:
+  __device__ void PrepareWeights(Held& held) const {
+    PrepareFragments(p_, channel_, lane_, [&](int s, int part, int j, const uint4& words) {
+      if (part < kHeldParts) {
+        held[s][part][j] = words;
+      } else {
+        *Fragment(s, part, j) = words;
+      }
+    });
+  }
+
+  // Tiles one after another; rarely more than one.
+  __device__ void RunTiles(bool is_unit_warp, bool has_unit, const Held& held, const uint4& weight,
+                           float base, float scale) {
+    const int step = static_cast<int>(gridDim.x) >> p_.partition.ranks_log2;
+    const int first = kFew ? 0 : static_cast<int>(blockIdx.x) >> p_.partition.ranks_log2;
+    const int tiles = kFew ? 1 : p_.tiles;
+    int buffer = 0;
+    for (int tile = first; tile < tiles; tile += kFew ? 1 : step, buffer ^= 1) {
+      LaneRow rows[kHalves] = {};
+      if (has_unit) {
+        LoadTile(tile, rows);
+      } else if (!is_unit_warp) {
+        float4 coefficients[3];
+        LoadCoefficients(tile, coefficients);
+        StoreCoefficients(buffer, coefficients);
+      }
+      __syncthreads();
+      uint4 collapsed[kHalves] = {};
+      if (has_unit) Process<false>(tile, buffer, held, rows, collapsed);
+      // Later tiles find their buffer free: its readers have arrived at the tile in between.
+      if (tile == first) ClusterWait();
+      __syncthreads();
+      Distribute(tile, buffer);
+      ClusterArrive();
+      if (kExpand && has_unit) StoreTile(tile, rows);  // not before: the arrival awaits all stores
+      ClusterWait();
+      if (kCollapse && has_unit) Normalise(tile, buffer, weight, collapsed);
+      if (kMix && !is_unit_warp) Mix(tile, buffer, base, scale);
+    }
+  }
+
+  __device__ void StoreTile(int tile, const LaneRow (&rows)[kHalves]) const {
+#pragma unroll
+    for (int half = 0; half < kHalves; ++half) {
+      const int row = tile * kTileRows + group_ + 8 * half;
+      if (row < p_.rows) StoreStreams(p_, row, channel_, rows[half]);
+    }
+  }
   __device__ void LoadTile(int tile, LaneRow (&rows)[kHalves]) const {
 #pragma unroll
     for (int half = 0; half < kHalves; ++half)
@@ -526,14 +615,15 @@ class Block {
     }
   }
 
-  // Expand, collapse, products and squares of the warp's unit.
+  // Expand, collapse, products and squares of the warp's unit. kStore: streams and collapsed rows
+  // go to memory in between.
+  template <bool kStore>
   __device__ void Process(int tile, int buffer, const Held& held, LaneRow (&rows)[kHalves],
                           uint4 (&collapsed)[kHalves]) const {
     float stream_squares[kHalves] = {};
     float collapsed_squares[kHalves] = {};
 #pragma unroll
     for (int half = 0; half < kHalves; ++half) {
-      const int row = tile * kTileRows + group_ + 8 * half;
       if (tile * kTileRows + 8 * half >= p_.rows) continue;  // the same for the whole block
       const auto* c = reinterpret_cast<const float4*>(
           shared_.coefficients + (buffer * kTileRows + group_ + 8 * half) * kCoefficientStride);
@@ -579,8 +669,14 @@ class Block {
           collapsed_squares[half] = fmaf(high, high, collapsed_squares[half]);
         }
       }
-      if constexpr (kExpand) {
-        if (row < p_.rows) StoreStreams(p_, row, channel_, rows[half]);
+    }
+
+    if constexpr (kStore) {
+      if constexpr (kExpand) StoreTile(tile, rows);
+#pragma unroll
+      for (int half = 0; half < kHalves; ++half) {
+        const int row = tile * kTileRows + group_ + 8 * half;
+        if (row < p_.rows) StoreVector(p_.y + row * p_.y_stride + channel_, collapsed[half]);
       }
     }
 
@@ -676,17 +772,33 @@ class Block {
     return *Fragment(s, part, j);
   }
 
+  // The block's sum of a partial sum, units in ascending order.
+  __device__ float AddUnits(int buffer, int index) const {
+    const int units = min(p_.partition.units_per_block,
+                          p_.partition.units - rank_ * p_.partition.units_per_block);
+    float sum = 0.0f;
+#pragma unroll
+    for (int unit = 0; unit < kMaxUnitsPerBlock; ++unit) {
+      if (unit < units) sum += Partial(buffer, unit)[index];
+    }
+    return sum;
+  }
+
+  // The block's sums of a tile to scratch memory.
+  __device__ void StoreRowSums(int tile, int buffer) const {
+    float* const target =
+        p_.row_sums +
+        (static_cast<int64_t>(rank_) * p_.rows + static_cast<int64_t>(tile) * kTileRows) * kRowSums;
+    const int num_sums = min(kTileRows, p_.rows - tile * kTileRows) * kRowSums;
+    for (int index = static_cast<int>(threadIdx.x); index < num_sums;
+         index += static_cast<int>(blockDim.x))
+      target[index] = AddUnits(buffer, index);
+  }
+
   // Adds the partial sums of the block's units and stores them where they are needed.
   __device__ void Distribute(int tile, int buffer) const {
     const int ranks_log2 = p_.partition.ranks_log2;
     const int ranks = p_.partition.ranks;
-    const int units = min(p_.partition.units_per_block,
-                          max(0, p_.partition.units - rank_ * p_.partition.units_per_block));
-    const auto add = [&](int index) {
-      float sum = 0.0f;
-      for (int unit = 0; unit < units; ++unit) sum += Partial(buffer, unit)[index];
-      return sum;
-    };
     const int rows = min(kTileRows, p_.rows - tile * kTileRows);
     const int num_sums = kMix ? rows * (kOutputs + 1) : 0;
     const int num_squares = kCollapse ? rows << ranks_log2 : 0;
@@ -696,19 +808,20 @@ class Block {
         const int row = index / (kOutputs + 1);
         const int output = index % (kOutputs + 1);
         StoreClusterFloat(Sums(buffer, row >> ranks_log2, rank_) + output,
-                          static_cast<uint32_t>(row & (ranks - 1)), add(row * kRowSums + output));
+                          static_cast<uint32_t>(row & (ranks - 1)),
+                          AddUnits(buffer, row * kRowSums + output));
       } else {
         const int row = (index - num_sums) >> ranks_log2;
         const int target = (index - num_sums) & (ranks - 1);
         StoreClusterFloat(Squares(buffer, row) + rank_, static_cast<uint32_t>(target),
-                          add(row * kRowSums + kCollapsedSquares));
+                          AddUnits(buffer, row * kRowSums + kCollapsedSquares));
       }
     }
   }
 
   // y and its copy on the Q8 grid.
   __device__ void Normalise(int tile, int buffer, const uint4& weight,
-                            uint4 (&collapsed)[kHalves]) const {
+                            const uint4 (&collapsed)[kHalves]) const {
 #pragma unroll
     for (int half = 0; half < kHalves; ++half) {
       if (tile * kTileRows + 8 * half >= p_.rows) continue;
@@ -716,28 +829,8 @@ class Block {
       const float* squares = Squares(buffer, group_ + 8 * half);
       float sum = 0.0f;
       for (int i = 0; i < p_.partition.ranks; ++i) sum += squares[i];
-      const float r = 1.0f / sqrtf(sum / static_cast<float>(p_.hidden) + p_.norm_eps);
-      float values[kLaneChannels];
-      uint4 y;
-      uint4 weights = weight;
-#pragma unroll
-      for (int w = 0; w < 4; ++w) {
-        const uint32_t x = Word(collapsed[half], w);
-        const uint32_t pair =
-            FloatsToBf16x2(Bf16LowToFloat(Word(weights, w)) * (Bf16LowToFloat(x) * r),
-                           Bf16HighToFloat(Word(weights, w)) * (Bf16HighToFloat(x) * r));
-        Word(y, w) = pair;
-        values[2 * w] = Bf16LowToFloat(pair);
-        values[2 * w + 1] = Bf16HighToFloat(pair);
-      }
-      if (row < p_.rows) *reinterpret_cast<uint4*>(p_.y + row * p_.y_stride + channel_) = y;
-      if (p_.y_grid == nullptr) continue;
-      const Q8Scale scale(LaneGroupMax<4>(Amax(values)));
-      uint4 grid;
-#pragma unroll
-      for (int w = 0; w < 4; ++w) Word(grid, w) = Q8Grid(values[2 * w], values[2 * w + 1], scale);
-      if (row < p_.rows)
-        *reinterpret_cast<uint4*>(p_.y_grid + row * p_.y_grid_stride + channel_) = grid;
+      NormaliseChannels(p_, row, channel_, row < p_.rows, NormScale(p_, sum), collapsed[half],
+                        weight);
     }
   }
 
@@ -789,7 +882,58 @@ template <bool kExpand, bool kMix, bool kCollapse, bool kFew>
 __global__ void __launch_bounds__(kMaxThreads, 1)
     BoundaryKernel(const __grid_constant__ Params params) {
   AllowNextKernel();
-  Block<Variant{kExpand, kMix, kCollapse, kFew}>(params).Run();
+  Block<Variant{kExpand, kMix, kCollapse, kFew}>(params, ClusterRank()).Run();
+}
+
+// Many rows, first launch. Blocks of a row are neighbours.
+template <bool kExpand>
+__global__ void __launch_bounds__(kMaxThreads, 1)
+    SliceKernel(const __grid_constant__ Params params) {
+  AllowNextKernel();
+  const auto ranks = static_cast<uint32_t>(params.partition.ranks);
+  Block<Variant{kExpand, true, true, false}>(params, blockIdx.x & (ranks - 1)).RunSlice();
+}
+
+// Many rows, second launch: first the blocks for coefficients, which take longest, then a block per
+// row for the norm, a thread per eight channels.
+__global__ void __launch_bounds__(kMaxFinishThreads, 2)
+    FinishKernel(const __grid_constant__ Params params) {
+  AllowNextKernel();
+  const int thread = static_cast<int>(threadIdx.x);
+  const int ranks = params.partition.ranks;
+  const int64_t rank_stride = static_cast<int64_t>(params.rows) * kRowSums;
+  const int mix_blocks = (params.rows + kFinishRows - 1) / kFinishRows;
+  const int block = static_cast<int>(blockIdx.x);
+  if (block < mix_blocks) {
+    WaitForPreviousKernel();
+    __shared__ float sums[kFinishRows][kRowSums + 1];  // odd: rows in different banks
+    const int first_row = block * kFinishRows;
+    const int rows = min(kFinishRows, params.rows - first_row);
+    const float* source = params.row_sums + static_cast<int64_t>(first_row) * kRowSums;
+    for (int index = thread; index < rows * kRowSums; index += static_cast<int>(blockDim.x)) {
+      float sum = 0.0f;
+#pragma unroll 16
+      for (int r = 0; r < ranks; ++r) sum += source[r * rank_stride + index];
+      sums[index / kRowSums][index % kRowSums] = sum;
+    }
+    __syncthreads();
+    if (thread < rows) WriteCoefficientsOfThread(params, first_row + thread, sums[thread]);
+    return;
+  }
+  const int64_t row = block - mix_blocks;
+  const int channel = thread * kLaneChannels;
+  const bool valid = channel < params.hidden;  // four lanes of a group of 32 agree
+  uint4 weight = {};
+  uint4 collapsed = {};
+  if (valid) weight = __ldg(reinterpret_cast<const uint4*>(params.weight + channel));
+  WaitForPreviousKernel();
+  if (valid)
+    collapsed = *reinterpret_cast<const uint4*>(params.y + row * params.y_stride + channel);
+  const float* source = params.row_sums + row * kRowSums + kCollapsedSquares;
+  float sum = 0.0f;
+#pragma unroll 16
+  for (int r = 0; r < ranks; ++r) sum += source[r * rank_stride];
+  NormaliseChannels(params, row, channel, valid, NormScale(params, sum), collapsed, weight);
 }
 
 // One thread per eight channels of a row.
@@ -938,12 +1082,35 @@ Status LaunchVariant(const char* name, const Params& params, Stream& stream) {
   return Launch(name, kernel, config, stream, params);
 }
 
+template <bool kExpand>
+Status LaunchManyRows(const char* name, Params params, Stream& stream) {
+  const Partition& partition = params.partition;
+  ScratchScope scratch(stream);
+  params.row_sums = scratch.Allocate<float>(int64_t{partition.ranks} * params.rows * kRowSums);
+  LaunchConfig slices;
+  slices.block = 32 * (partition.units_per_block + 1);
+  slices.shared_bytes = SharedBytes<Variant{kExpand, true, true, false}>(partition);
+  slices.overlap_previous = true;
+  const int groups = std::clamp(stream.sm_count() / partition.ranks, 1, params.tiles);
+  slices.grid.x = static_cast<uint32_t>(groups * partition.ranks);
+  DI_RETURN_IF_ERROR(Launch(name, &SliceKernel<kExpand>, slices, stream, params));
+  LaunchConfig finish;
+  finish.block = (params.hidden / kLaneChannels + 31) / 32 * 32;
+  finish.grid.x =
+      static_cast<uint32_t>(params.rows + (params.rows + kFinishRows - 1) / kFinishRows);
+  finish.overlap_previous = true;
+  return Launch(name, &FinishKernel, finish, stream, params);
+}
+
 template <bool kExpand, bool kMix, bool kCollapse>
 Status LaunchBoundary(const char* name, const Params& params, Stream& stream) {
   if (params.rows == 0) return {};
   if constexpr (kMix) {
     if (params.rows <= kFewRows)
       return LaunchVariant<Variant{kExpand, kMix, kCollapse, true}>(name, params, stream);
+  }
+  if constexpr (kMix && kCollapse) {
+    if (params.rows > kClusterRows) return LaunchManyRows<kExpand>(name, params, stream);
   }
   return LaunchVariant<Variant{kExpand, kMix, kCollapse, false}>(name, params, stream);
 }

@@ -188,6 +188,11 @@ TEST_F(HyperConnectionCuda, BoundaryAgreesWithTheCpuAtSmallWidths) {
     for (int64_t rows : {1, 5, 17}) ExpectCloseToCpu(Boundary(rows, hidden), true);
     ExpectCloseToCpu(Boundary(3, hidden), false);
   }
+  // Two launches.
+  for (int64_t hidden : {32, 96, 288}) {
+    ExpectCloseToCpu(Boundary(81, hidden), true);
+    ExpectCloseToCpu(Boundary(65, hidden), false);
+  }
 }
 
 TEST_F(HyperConnectionCuda, BoundaryAgreesWithTheCpuAtTheModelsWidth) {
@@ -203,7 +208,8 @@ TEST_F(HyperConnectionCuda, BoundaryOfManyRowsAgreesWithTheCpu) {
 
 TEST_F(HyperConnectionCuda, ARowHasTheSameBitsInEveryBatch) {
   ExpectRowsIndependent(64, {1, 2, 7, 8, 9, 64, 65, 130});
-  ExpectRowsIndependent(96, {1, 16, 33});
+  ExpectRowsIndependent(96, {1, 16, 33, 81});
+  ExpectRowsIndependent(544, {1, 9, 17, 70});
   ExpectRowsIndependent(1280, {1, 9, 17});
 }
 
@@ -216,6 +222,7 @@ TEST_F(HyperConnectionCuda, OneLaunchHasTheBitsOfThreeOperations) {
   ExpectFusedIsSeparate(1, 64);
   ExpectFusedIsSeparate(37, 96);
   ExpectFusedIsSeparate(19, 256);
+  ExpectFusedIsSeparate(70, 96);
 }
 
 TEST_F(HyperConnectionCuda, OneLaunchHasTheBitsOfThreeOperationsAtTheModelsWidth) {

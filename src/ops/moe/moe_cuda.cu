@@ -1,14 +1,18 @@
 // The parts of the mixture of experts around the expert linears on a GPU.
 //
-// Routing: 4 bytes per logit in, nothing else that counts; latency decides. A warp selects for one
-// row: scores in shared memory, order-preserving integers of the biased scores in registers, and
-// one integer maximum and one minimum over the warp per chosen expert. Grouping is a stable
-// counting sort: every warp has a contiguous piece of the (row, slot) pairs and a histogram of its
-// own in shared memory, in which a pair finds its rank among the equal experts before it;
-// histograms are summed over the warps of a block and, through distributed shared memory, over the
-// blocks of a cluster. Integers only, so the number of blocks does not matter to the result. Up to
-// kFusedRows rows both run as one launch of one cluster; above that selection is spread over the
-// whole GPU first.
+// Routing: 4 bytes per logit in, nothing else that counts; latency decides. Up to kTeamRows rows
+// four warps select for one row: a lane has three of 384 scores, so that the exponentials take a
+// quarter of the time; order-preserving integers of the biased scores are in registers, and a warp
+// finds its own best with one integer maximum and one minimum over the warp per expert. The rank
+// among the four warps' candidates is a count of the larger ones. With more rows the GPU is full
+// and a warp selects for one row alone. Grouping is a stable counting sort: every warp has a
+// contiguous piece of the (row, slot) pairs and a histogram of its own in shared memory, in which a
+// pair finds its rank among the equal experts before it; histograms are summed over the warps of a
+// block and, through distributed shared memory, over the blocks of a cluster. Integers only, so the
+// number of blocks does not matter to the result. Up to kFusedRows rows both are one launch of one
+// block; above that selection is spread over the GPU first. One cluster for both at once was slower
+// at 64 rows and more (7.9 us, and 26 us at 1024 rows, on an H200): 16 multiprocessors have too few
+// units for the exponentials, and launching a cluster costs as much as launching a second kernel.
 //
 // MoeCombine and Swiglu: bound by memory, 16 bytes per thread and operand, all loads before the
 // first use.
@@ -28,8 +32,13 @@ constexpr int kElementThreads = 256;
 constexpr int kRouteWarps = 16;
 constexpr int kRouteThreads = 32 * kRouteWarps;
 constexpr int kSelectWarps = 4;
+constexpr int kTeamWarps = 4;  // that select for one row
+constexpr int kTeams = kRouteWarps / kTeamWarps;
 constexpr int kMaxExperts = 1024;
-constexpr int64_t kFusedRows = 1024;
+constexpr int kMaxChosen = 32;
+constexpr int kFusedRows = 8;
+constexpr int kTeamRows = 1024;
+constexpr int kGroupPairs = 128;  // that a warp sorts before a block more is worth its launch
 
 struct RouteParams {
   int rows;
@@ -75,40 +84,60 @@ struct Choice {
   float weight = 0.0f;
 };
 
-// The choice for slot `lane` of a row. `scores` has room for the row's experts, for this warp
-// alone.
-template <int kPerLane>
+// Shared memory of those who select for a row.
+struct SelectShared {
+  float* scores;         // [experts]
+  uint64_t* candidates;  // [warp][k], of a team
+  int* chosen;           // [k], of a team
+};
+
+__host__ __device__ inline int SelectSharedBytes(int experts, int k, int warps) {
+  return warps == 1 ? 4 * experts : (4 * experts + 7) / 8 * 8 + 8 * warps * k + (4 * k + 7) / 8 * 8;
+}
+
+__device__ inline SelectShared SelectLayout(void* memory, int experts, int k, int warps) {
+  SelectShared shared = {static_cast<float*>(memory), nullptr, nullptr};
+  shared.candidates =
+      reinterpret_cast<uint64_t*>(static_cast<char*>(memory) + (4 * experts + 7) / 8 * 8);
+  shared.chosen = reinterpret_cast<int*>(shared.candidates + warps * k);
+  return shared;
+}
+
+// The choice for slot `lane` of a row, by warp `member` of kWarps, whose first gets the result.
+// The warp's experts begin at `first_expert`, its lanes' are 32 apart. Teams wait for each other at
+// named barrier `barrier`.
+template <int kPerLane, int kWarps>
 __device__ inline Choice SelectExperts(const RouteParams& p, int row, const float (&bias)[kPerLane],
-                                       float* scores) {
+                                       const SelectShared& shared, int member, int barrier) {
   const int lane = LaneId();
+  const int first_expert = member * 32 * kPerLane + lane;
   const float* logits = p.logits + row * p.logits_stride;
   float logit[kPerLane];
 #pragma unroll
   for (int i = 0; i < kPerLane; ++i) {
-    const int expert = lane + 32 * i;
+    const int expert = first_expert + 32 * i;
     logit[i] = expert < p.logit_experts ? logits[expert] : 0.0f;
   }
   uint32_t order[kPerLane];
 #pragma unroll
   for (int i = 0; i < kPerLane; ++i) {
-    const int expert = lane + 32 * i;
-    order[i] = 0;
-    if (expert >= p.logit_experts) continue;
+    const int expert = first_expert + 32 * i;
     const float score = SqrtSoftplus(logit[i] / p.gate_temp);
-    scores[expert] = score;
-    order[i] = OrderedBits(score + bias[i]);
+    const bool exists = expert < p.logit_experts;
+    if (exists) shared.scores[expert] = score;
+    order[i] = exists ? OrderedBits(score + bias[i]) : 0;
   }
-  __syncwarp();
-  Choice choice;
-  float sum = 0.0f;
+  // The warp's best in order, slot by slot; 0 where it has no more.
+  uint32_t own_order = 0;
+  int own_expert = 0;
   for (int slot = 0; slot < p.k; ++slot) {
     uint32_t best = 0;
-    int best_expert = lane;
+    int best_expert = first_expert;
 #pragma unroll
     for (int i = 0; i < kPerLane; ++i) {
       if (order[i] > best) {
         best = order[i];
-        best_expert = lane + 32 * i;
+        best_expert = first_expert + 32 * i;
       }
     }
     const uint32_t largest = __reduce_max_sync(kAllLanes, best);
@@ -116,21 +145,48 @@ __device__ inline Choice SelectExperts(const RouteParams& p, int row, const floa
         __reduce_min_sync(kAllLanes, best == largest ? static_cast<unsigned>(best_expert)
                                                      : static_cast<unsigned>(kMaxExperts)));
 #pragma unroll
-    for (int i = 0; i < kPerLane; ++i) order[i] = expert == lane + 32 * i ? 0 : order[i];
-    const float score = scores[expert];
-    sum += score;
-    if (lane == slot) choice = {expert, score};
+    for (int i = 0; i < kPerLane; ++i) order[i] = expert == first_expert + 32 * i ? 0 : order[i];
+    if (lane == slot) {
+      own_order = largest;
+      own_expert = expert;
+    }
   }
-  __syncwarp();  // the next row overwrites the scores
-  choice.weight = choice.weight / (sum + 1e-20f) * p.scale;
+  if constexpr (kWarps > 1) {
+    // Keys are larger for larger biased scores, then for smaller experts, and differ.
+    if (lane < p.k) {
+      shared.candidates[member * p.k + lane] =
+          static_cast<uint64_t>(own_order) << 32 | static_cast<uint32_t>(kMaxExperts - own_expert);
+    }
+    NamedBarrierSync(barrier, 32 * kWarps);
+    if (member == 0) {
+      const int candidates = kWarps * p.k;
+      for (int i = lane; i < candidates; i += 32) {
+        const uint64_t key = shared.candidates[i];
+        int rank = 0;
+#pragma unroll 8
+        for (int j = 0; j < candidates; ++j) rank += shared.candidates[j] > key ? 1 : 0;
+        if (rank < p.k) shared.chosen[rank] = kMaxExperts - static_cast<int>(key & 0xffffffffu);
+      }
+      __syncwarp();
+      own_expert = shared.chosen[min(lane, p.k - 1)];
+    }
+  }
+  __syncwarp();
+  Choice choice;
+  if (member == 0) {
+    if (lane < p.k) choice = {own_expert, shared.scores[own_expert]};
+    float sum = 0.0f;
+    for (int slot = 0; slot < p.k; ++slot) sum += __shfl_sync(kAllLanes, choice.weight, slot);
+    choice.weight = choice.weight / (sum + 1e-20f) * p.scale;
+  }
   return choice;
 }
 
 template <int kPerLane>
-__device__ inline void LoadBias(const RouteParams& p, float (&bias)[kPerLane]) {
+__device__ inline void LoadBias(const RouteParams& p, int member, float (&bias)[kPerLane]) {
 #pragma unroll
   for (int i = 0; i < kPerLane; ++i) {
-    const int expert = LaneId() + 32 * i;
+    const int expert = member * 32 * kPerLane + LaneId() + 32 * i;
     bias[i] = expert < p.logit_experts ? __ldg(p.bias + expert) : 0.0f;
   }
 }
@@ -142,17 +198,35 @@ __device__ inline void StoreChoice(const RouteParams& p, int64_t row, const Choi
   p.weights[row * p.weights_stride + slot] = choice.weight;
 }
 
+// A row per warp.
 template <int kPerLane>
 __global__ void __launch_bounds__(32 * kSelectWarps)
     SelectKernel(const __grid_constant__ RouteParams p) {
   AllowNextKernel();
   float bias[kPerLane];
-  LoadBias(p, bias);
+  LoadBias(p, 0, bias);
   WaitForPreviousKernel();
   const int row = static_cast<int>(blockIdx.x) * kSelectWarps + WarpId();
   if (row >= p.rows) return;
   float* scores = DynamicShared<float>() + WarpId() * p.logit_experts;
-  StoreChoice(p, row, SelectExperts(p, row, bias, scores));
+  const SelectShared shared = {scores, nullptr, nullptr};
+  StoreChoice(p, row, SelectExperts<kPerLane, 1>(p, row, bias, shared, 0, 0));
+}
+
+// A row per block, which is a team.
+template <int kPerLane>
+__global__ void __launch_bounds__(32 * kTeamWarps)
+    TeamSelectKernel(const __grid_constant__ RouteParams p) {
+  AllowNextKernel();
+  const int member = WarpId();
+  float bias[kPerLane];
+  LoadBias(p, member, bias);
+  const SelectShared shared =
+      SelectLayout(DynamicShared<uint64_t>(), p.logit_experts, p.k, kTeamWarps);
+  WaitForPreviousKernel();
+  const int row = static_cast<int>(blockIdx.x);
+  const Choice choice = SelectExperts<kPerLane, kTeamWarps>(p, row, bias, shared, member, 1);
+  if (member == 0) StoreChoice(p, row, choice);
 }
 
 // ---- Grouping
@@ -184,8 +258,7 @@ __device__ inline int BlockExclusiveSum(int value, int* shared, int* total) {
   return before + inclusive - value;
 }
 
-// The pairs (row, slot) that a warp sorts: whole rows, so that it may select for them, too.
-// A batch is what its lanes handle at once: one row when selecting, 32 pairs otherwise.
+// A pair (row, slot). A warp sorts those of whole rows, 32 at once.
 struct Pair {
   bool valid = false;
   int row = 0;
@@ -195,7 +268,12 @@ struct Pair {
   int rank = 0;  // among the warp's pairs of this expert
 };
 
-// One cluster of blocks of kRouteWarps warps. kPerLane 0: without selection.
+__host__ __device__ inline int GroupSharedBytes(int num_experts) {
+  return (4 * ((2 + kRouteWarps) * num_experts + kRouteWarps) + 7) / 8 * 8;
+}
+
+// One cluster of blocks of kRouteWarps warps. kPerLane 0: without selection; otherwise one block,
+// whose teams select for at most kFusedRows rows first.
 template <int kPerLane>
 __global__ void __launch_bounds__(kRouteThreads, 1)
     GroupKernel(const __grid_constant__ RouteParams p) {
@@ -205,52 +283,76 @@ __global__ void __launch_bounds__(kRouteThreads, 1)
   const int warp = WarpId();
   const int lane = LaneId();
   const int thread = static_cast<int>(threadIdx.x);
-  int* const counts = DynamicShared<int>();         // [expert], of the block
-  int* const base = counts + p.num_experts;         // [expert]
-  int* const warp_sums = base + p.num_experts;      // [warp]
-  int* const histograms = warp_sums + kRouteWarps;  // [warp][expert]
+  int* const counts = reinterpret_cast<int*>(DynamicShared<uint64_t>());  // [expert], of the block
+  int* const base = counts + p.num_experts;                               // [expert]
+  int* const warp_sums = base + p.num_experts;                            // [warp]
+  int* const histograms = warp_sums + kRouteWarps;                        // [warp][expert]
   int* const histogram = histograms + warp * p.num_experts;
-  float* const scores =
-      reinterpret_cast<float*>(histograms + kRouteWarps * p.num_experts) + warp * p.logit_experts;
   for (int expert = lane; expert < p.num_experts; expert += 32) histogram[expert] = 0;
-  float bias[kPerLane == 0 ? 1 : kPerLane];
-  if constexpr (kPerLane != 0) LoadBias(p, bias);
-  __syncwarp();
-  WaitForPreviousKernel();
+  __shared__ int chosen_experts[kPerLane == 0 ? 1 : kFusedRows * kMaxChosen];
+  __shared__ float chosen_weights[kPerLane == 0 ? 1 : kFusedRows * kMaxChosen];
+  if constexpr (kPerLane != 0) {
+    const int team = warp / kTeamWarps;
+    const int member = warp % kTeamWarps;
+    float bias[kPerLane];
+    LoadBias(p, member, bias);
+    auto* const memory = reinterpret_cast<char*>(DynamicShared<uint64_t>()) +
+                         GroupSharedBytes(p.num_experts) +
+                         team * SelectSharedBytes(p.logit_experts, p.k, kTeamWarps);
+    const SelectShared shared = SelectLayout(memory, p.logit_experts, p.k, kTeamWarps);
+    WaitForPreviousKernel();
+    for (int row = team; row < p.rows; row += kTeams) {
+      const Choice choice =
+          SelectExperts<kPerLane, kTeamWarps>(p, row, bias, shared, member, 1 + team);
+      if (member == 0) {
+        StoreChoice(p, row, choice);
+        if (lane < p.k) {
+          chosen_experts[row * p.k + lane] = choice.expert;
+          chosen_weights[row * p.k + lane] = choice.weight;
+        }
+      }
+      NamedBarrierSync(1 + team, 32 * kTeamWarps);  // the next row overwrites the scores
+    }
+    __syncthreads();
+  } else {
+    __syncwarp();
+    WaitForPreviousKernel();
+  }
 
   const int rows_per_warp = (p.rows + blocks * kRouteWarps - 1) / (blocks * kRouteWarps);
   const int first_row = (rank * kRouteWarps + warp) * rows_per_warp;
   const int warp_rows = min(rows_per_warp, max(0, p.rows - first_row));
   const int pairs = warp_rows * p.k;
-  const int batch_pairs = kPerLane != 0 ? p.k : 32;
-  const int batches = (pairs + batch_pairs - 1) / batch_pairs;
+  const int batches = (pairs + 31) / 32;
 
   const auto place = [&](int batch) {
     Pair pair;
-    const int index = batch * batch_pairs + lane;
-    pair.valid = lane < batch_pairs && index < pairs;
+    const int index = batch * 32 + lane;
+    pair.valid = index < pairs;
     pair.row = first_row + index / p.k;
     pair.slot = index % p.k;
     return pair;
   };
   const auto load = [&](Pair& pair) {
     if (!pair.valid) return;
-    pair.expert = p.experts[pair.row * p.experts_stride + pair.slot];
-    pair.weight = p.weights[pair.row * p.weights_stride + pair.slot];
+    if constexpr (kPerLane != 0) {
+      pair.expert = chosen_experts[pair.row * p.k + pair.slot];
+      pair.weight = chosen_weights[pair.row * p.k + pair.slot];
+    } else {
+      pair.expert = p.experts[pair.row * p.experts_stride + pair.slot];
+      pair.weight = p.weights[pair.row * p.weights_stride + pair.slot];
+    }
     if (pair.expert < 0 || pair.expert >= p.num_experts) __trap();
   };
 
   Pair pair;
+  Pair next = place(0);
+  load(next);
   for (int batch = 0; batch < batches; ++batch) {
-    pair = place(batch);
-    if constexpr (kPerLane != 0) {
-      const int row = first_row + batch;  // of all lanes, those beyond the row's pairs too
-      const Choice choice = SelectExperts(p, row, bias, scores);
-      StoreChoice(p, row, choice);
-      pair.expert = choice.expert;
-      pair.weight = choice.weight;
-    } else {
-      load(pair);
+    pair = next;
+    if (batch + 1 < batches) {
+      next = place(batch + 1);
+      load(next);
     }
     const unsigned equal = __match_any_sync(kAllLanes, pair.expert);
     const int before = __popc(equal & ((1u << lane) - 1u));
@@ -499,11 +601,11 @@ Status ExpectVectors(const TensorView& view, const char* op, const char* name) {
 }
 
 Status ExpectFew(int64_t experts, int64_t k, const char* op) {
-  if (experts <= kMaxExperts && k <= 32) return {};
+  if (experts <= kMaxExperts && k <= kMaxChosen) return {};
   return Fail(
       Code::kUnsupported,
-      fmt::format("{} on a GPU takes at most {} experts, 32 of them per row; not {} and {}.", op,
-                  kMaxExperts, experts, k),
+      fmt::format("{} on a GPU takes at most {} experts, {} of them per row; not {} and {}.", op,
+                  kMaxExperts, kMaxChosen, experts, k),
       "experts");
 }
 
@@ -537,32 +639,39 @@ void SetGroup(const GroupByExpertArgs& args, RouteParams& params) {
   params.slot_position_stride = args.slot_position.row_stride();
 }
 
-// Blocks of the cluster: a warp for each row, as far as there are warps.
-int GroupBlocks(int64_t rows) {
+int GroupBlocks(int64_t pairs) {
   int blocks = 1;
-  while (blocks < 16 && blocks * kRouteWarps < rows) blocks *= 2;
+  while (blocks < 16 && int64_t{blocks} * kRouteWarps * kGroupPairs < pairs) blocks *= 2;
   return blocks;
 }
 
 template <int kPerLane>
 Status LaunchGroup(const char* name, const RouteParams& params, Stream& stream) {
   LaunchConfig config;
-  config.cluster = GroupBlocks(params.rows);
+  config.cluster = kPerLane != 0 ? 1 : GroupBlocks(int64_t{params.rows} * params.k);
   config.grid.x = static_cast<uint32_t>(config.cluster);
   config.block = kRouteThreads;
-  config.shared_bytes = 4 * ((2 + kRouteWarps) * params.num_experts + kRouteWarps +
-                             (kPerLane == 0 ? 0 : kRouteWarps * params.logit_experts));
+  config.shared_bytes =
+      GroupSharedBytes(params.num_experts) +
+      (kPerLane == 0 ? 0 : kTeams * SelectSharedBytes(params.logit_experts, params.k, kTeamWarps));
   config.overlap_previous = true;
   return Launch(name, &GroupKernel<kPerLane>, config, stream, params);
 }
 
+// kPerLane: of a warp that selects alone.
 template <int kPerLane>
 Status LaunchSelect(const RouteParams& params, Stream& stream) {
   LaunchConfig config;
+  config.overlap_previous = true;
+  if (params.rows <= kTeamRows) {
+    config.grid.x = static_cast<uint32_t>(params.rows);
+    config.block = 32 * kTeamWarps;
+    config.shared_bytes = SelectSharedBytes(params.logit_experts, params.k, kTeamWarps);
+    return Launch("RouterSelect", &TeamSelectKernel<kPerLane / kTeamWarps>, config, stream, params);
+  }
   config.grid.x = static_cast<uint32_t>((params.rows + kSelectWarps - 1) / kSelectWarps);
   config.block = 32 * kSelectWarps;
-  config.shared_bytes = 4 * kSelectWarps * params.logit_experts;
-  config.overlap_previous = true;
+  config.shared_bytes = kSelectWarps * SelectSharedBytes(params.logit_experts, params.k, 1);
   return Launch("RouterSelect", &SelectKernel<kPerLane>, config, stream, params);
 }
 
@@ -596,16 +705,18 @@ Status GroupByExpert(const GroupByExpertArgs& args, Stream& stream) {
 Status RouteExperts(const RouterSelectArgs& select, const GroupByExpertArgs& group,
                     Stream& stream) {
   if (select.logits.rows() > kFusedRows) {
-    DI_RETURN_IF_ERROR(cuda::RouterSelect(select, stream));
+    DI_RETURN_IF_ERROR(cuda::RouterSelect(select, stream));  // spread over the GPU
     return cuda::GroupByExpert(group, stream);
   }
   RouteParams params = {};
   SetSelect(select, params);
   SetGroup(group, params);
   DI_RETURN_IF_ERROR(ExpectFew(params.num_experts, params.k, "RouteExperts"));
-  if (params.logit_experts <= 128) return LaunchGroup<4>("RouteExperts", params, stream);
-  if (params.logit_experts <= 384) return LaunchGroup<12>("RouteExperts", params, stream);
-  return LaunchGroup<kMaxExperts / 32>("RouteExperts", params, stream);
+  if (params.logit_experts <= 128)
+    return LaunchGroup<4 / kTeamWarps>("RouteExperts", params, stream);
+  if (params.logit_experts <= 384)
+    return LaunchGroup<12 / kTeamWarps>("RouteExperts", params, stream);
+  return LaunchGroup<kMaxExperts / 32 / kTeamWarps>("RouteExperts", params, stream);
 }
 
 Status Swiglu(const SwigluArgs& args, Stream& stream) {

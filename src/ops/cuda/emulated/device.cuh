@@ -138,6 +138,10 @@ inline uint4 LoadStreaming(const void* global) {
   emulated::CheckAligned(global, 16, "LoadStreaming");
   return *static_cast<const uint4*>(global);
 }
+inline void StoreVector(void* global, const uint4& v) {
+  emulated::CheckAligned(global, 16, "StoreVector");
+  *static_cast<uint4*>(global) = v;
+}
 // Works for dynamic shared memory only.
 inline uint32_t SharedAddress(const void* shared) {
   return emulated::SharedAddressOf(shared);

@@ -206,6 +206,12 @@ __device__ inline uint4 LoadStreaming(const void* global) {
                : "l"(global));
   return v;
 }
+// Stores 16 bytes at once. The compiler splits some plain stores of a uint4 into four.
+__device__ inline void StoreVector(void* global, const uint4& v) {
+  asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(global), "r"(v.x), "r"(v.y),
+               "r"(v.z), "r"(v.w)
+               : "memory");
+}
 __device__ inline uint32_t SharedAddress(const void* shared) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(shared));
 }
