@@ -87,10 +87,7 @@ __device__ inline void LoadSlice(const uint8_t* reference, int slice, RawSlice<k
   const auto bits = reinterpret_cast<uintptr_t>(reference);
   const auto* record = reinterpret_cast<const uint8_t*>(bits & ~static_cast<uintptr_t>(1));
   raw.window = (bits & 1u) != 0;
-#pragma unroll
-  for (uint32_t& word : raw.words) word = 0;
   raw.scales = 0;
-  if (record == nullptr) return;
   if constexpr (kBf16) {
 #pragma unroll
     for (int i = 0; i < 8; ++i)
@@ -153,48 +150,48 @@ __global__ void __launch_bounds__(kThreads, 1)
   const int steps_per_block = (num_steps + kCluster - 1) / kCluster;
   const int first_step = rank * steps_per_block;
   const int own_steps = max(0, min(steps_per_block, num_steps - first_step));
-  const auto reference = [&](int i) -> const uint8_t* {
-    return i < num_keys ? KeyRecord(p, keys, i) + (i < keys.num_window ? 1 : 0) : nullptr;
-  };
 
   // The second warpgroup reads its keys' slices early; with bf16 records they do not fit in
   // registers.
   constexpr int kSlices = kFewRowsMaxKeys / 128;
-  const uint8_t* slice_records[kSlices];
+  const uint8_t* slice_records[kSlices] = {};
   RawSlice<kBf16> slices[kBf16 ? 1 : kSlices];
-  if (warp >= 4) {
-#pragma unroll
-    for (int i = 0; i < kSlices; ++i) slice_records[i] = reference(group_thread + 128 * i);
+  if (num_keys == 0) {
+    // Nothing to read.
+  } else if (warp >= 4) {
+    KeyReferences(p, keys, group_thread, 128, slice_records);
     if constexpr (!kBf16) {
 #pragma unroll
       for (int i = 0; i < kSlices; ++i) LoadSlice(slice_records[i], rank, slices[i]);
     }
   } else if (thread < kOwnKeys) {
-    s.records[thread] =
-        thread < own_steps * kStepKeys ? reference(first_step * kStepKeys + thread) : nullptr;
+    const uint8_t* record[1];
+    KeyReferences(p, keys, first_step * kStepKeys + thread, 0, record);
+    s.records[thread] = record[0];
   }
   __syncthreads();
 
   // K: a warp decodes half of the channels of two keys at a time; see ConvertKeys of the kernel for
   // many rows about lanes and banks.
   {
-    constexpr int kTasks = kOwnKeys / 2 * 2 / 8;
+    constexpr int kTasks = kOwnKeys / 8;
     const int part = (lane & 3) | ((lane >> 3) << 2);
     const int odd = (lane >> 2) & 1;
+    const RawOffsets<kBf16> offsets(warp % 2, part);
+    const auto own_key = [&](int i) { return (warp / 2 + 4 * i) * 2 + odd; };
     RawChannels<kBf16> raw[kTasks];
 #pragma unroll
     for (int i = 0; i < kTasks; ++i) {
-      const int task = warp + 8 * i;
-      LoadRaw<kBf16>(s.records[task / 2 * 2 + odd], task % 2, part, raw[i]);
+      if (own_steps > 0) LoadRaw<kBf16>(s.records[own_key(i)], offsets, raw[i]);
     }
 #pragma unroll
     for (int i = 0; i < kTasks; ++i) {
-      const int task = warp + 8 * i;
-      const int key = task / 2 * 2 + odd;
+      const int key = own_key(i);
       if (key >= own_steps * kStepKeys) continue;
-      uint8_t* panel = s.scores.keys[task % 2 * 4 + part / 4];
+      uint8_t* panel = s.scores.keys[warp % 2 * 4 + part / 4];
+      const bool window = (reinterpret_cast<uintptr_t>(s.records[key]) & 1u) != 0;
       uint4 low, high;
-      DecodeRaw<kBf16>(raw[i], low, high);
+      DecodeRaw<kBf16, KeyFormat::kMixed>(raw[i], (part & 1) != 0, window, low, high);
       *reinterpret_cast<uint4*>(panel + PanelOffset(key, (part & 3) * 2)) = low;
       *reinterpret_cast<uint4*>(panel + PanelOffset(key, (part & 3) * 2 + 1)) = high;
     }
