@@ -87,26 +87,27 @@ __device__ inline void LoadSlice(const uint8_t* reference, int slice, RawSlice<k
   const auto bits = reinterpret_cast<uintptr_t>(reference);
   const auto* record = reinterpret_cast<const uint8_t*>(bits & ~static_cast<uintptr_t>(1));
   raw.window = (bits & 1u) != 0;
-  raw.scales = 0;
   if constexpr (kBf16) {
 #pragma unroll
     for (int i = 0; i < 8; ++i)
       Load16Bytes(record + slice * 2 * kSliceDim + 16 * i, raw.words + 4 * i);
-  } else if (raw.window) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) Load16Bytes(record + slice * kSliceDim + 16 * i, raw.words + 4 * i);
-    raw.scales = __ldg(reinterpret_cast<const uint16_t*>(record + kDim) + slice);
   } else {
-#pragma unroll
-    for (int i = 0; i < 2; ++i)
-      Load16Bytes(record + slice * kSliceDim / 2 + 16 * i, raw.words + 4 * i);
-    raw.scales = __ldg(reinterpret_cast<const uint32_t*>(record + kDim / 2) + slice);
+    // What both formats have is read without a branch: one read does not wait for another.
+    const uint8_t* codes = record + slice * (raw.window ? kSliceDim : kSliceDim / 2);
+    Load16Bytes(codes, raw.words);
+    Load16Bytes(codes + 16, raw.words + 4);
+    raw.scales = __ldg(reinterpret_cast<const uint32_t*>(
+        record + (raw.window ? kDim + slice / 2 * 4 : kDim / 2 + slice * 4)));
+    if (raw.window) {
+      Load16Bytes(codes + 32, raw.words + 8);
+      Load16Bytes(codes + 48, raw.words + 12);
+    }
   }
 }
 
 // Writes the channels to row `key` of the values.
 template <bool kBf16>
-__device__ inline void StoreSlice(const RawSlice<kBf16>& raw, int key, uint8_t* values) {
+__device__ inline void StoreSlice(const RawSlice<kBf16>& raw, int slice, int key, uint8_t* values) {
   uint4* row = reinterpret_cast<uint4*>(values + key * 128);
   const int swizzle = key & 7;
   if constexpr (kBf16) {
@@ -116,7 +117,8 @@ __device__ inline void StoreSlice(const RawSlice<kBf16>& raw, int key, uint8_t* 
                                                raw.words[4 * i + 2], raw.words[4 * i + 3]));
     }
   } else if (raw.window) {
-    const uint32_t factors[2] = {Q8Factor(raw.scales & 255u), Q8Factor(raw.scales >> 8)};
+    const uint32_t scales = raw.scales >> (slice % 2 * 16);
+    const uint32_t factors[2] = {Q8Factor(scales & 255u), Q8Factor(scales >> 8 & 255u)};
 #pragma unroll
     for (int i = 0; i < 8; ++i)
       row[i ^ swizzle] = DecodeE4M3(raw.words[2 * i], raw.words[2 * i + 1], factors[i / 4]);
@@ -249,9 +251,9 @@ __global__ void __launch_bounds__(kThreads, 1)
       if (key >= num_steps * kStepKeys) break;
       if constexpr (kBf16) {
         LoadSlice(slice_records[i], rank, slices[0]);
-        StoreSlice(slices[0], key, s.values[0]);
+        StoreSlice(slices[0], rank, key, s.values[0]);
       } else {
-        StoreSlice(slices[i], key, s.values[0]);
+        StoreSlice(slices[i], rank, key, s.values[0]);
       }
     }
   }

@@ -104,32 +104,36 @@ template <int kCount>
 __device__ inline void KeyReferences(const AttentionParams& p, const RowKeys& keys, int first,
                                      int stride, const uint8_t* (&references)[kCount]) {
   int place[kCount];  // position in the window, or entry
+  bool entry[kCount];
 #pragma unroll
   for (int i = 0; i < kCount; ++i) {
     const int key = min(first + i * stride, keys.num_keys - 1);
-    place[i] = key < keys.num_window ? keys.first_position + key
-                                     : ~__ldg(keys.selected + key - keys.num_window);
+    entry[i] = key >= keys.num_window;
+    place[i] = keys.first_position + key;
+    if (entry[i]) place[i] = __ldg(keys.selected + key - keys.num_window);
   }
   int unit[kCount];  // page or block
 #pragma unroll
   for (int i = 0; i < kCount; ++i) {
-    const bool entry = place[i] < 0;
-    const int32_t* table = entry ? keys.blocks + ~place[i] / p.entries_per_block
-                                 : keys.pages + (place[i] / p.page_rows - keys.first_page);
-    unit[i] = entry || place[i] < keys.step_start ? __ldg(table) : 0;
+    const int index = entry[i] ? p.entries_per_block.Quotient(place[i])
+                               : p.page_rows.Quotient(place[i]) - keys.first_page;
+    const bool in_step = !entry[i] && place[i] >= keys.step_start;
+    unit[i] = 0;
+    if (!in_step) unit[i] = __ldg((entry[i] ? keys.blocks : keys.pages) + index);
   }
 #pragma unroll
   for (int i = 0; i < kCount; ++i) {
-    const int x = place[i];
-    if (x < 0) {
-      references[i] = p.kv_blocks + unit[i] * p.kv_stride + ~x % p.entries_per_block * p.kv_bytes;
-    } else if (x < keys.step_start) {
-      references[i] =
-          p.window_pages + unit[i] * p.page_stride + x % p.page_rows * p.window_bytes + 1;
-    } else {
-      references[i] =
-          p.window_records + (keys.first_row + x - keys.step_start) * p.record_stride + 1;
+    const Divisor& rows = entry[i] ? p.entries_per_block : p.page_rows;
+    int row = place[i] - rows.Quotient(place[i]) * static_cast<int>(rows.value);
+    int64_t unit_bytes = entry[i] ? p.kv_stride : p.page_stride;
+    int64_t row_bytes = entry[i] ? p.kv_bytes : p.window_bytes;
+    const uint8_t* base = entry[i] ? p.kv_blocks : p.window_pages + 1;
+    if (!entry[i] && place[i] >= keys.step_start) {
+      base = p.window_records + 1;
+      row = keys.first_row + place[i] - keys.step_start;
+      row_bytes = p.record_stride;
     }
+    references[i] = base + unit[i] * unit_bytes + row * row_bytes;
   }
 }
 
