@@ -117,11 +117,18 @@ __device__ inline RowKeys WindowKeys(const AttentionParams& p, int row) {
 __device__ inline int SelectedCountWarp(const AttentionParams& p, int row) {
   if (p.kv_blocks == nullptr) return 0;
   const int32_t* selected = p.selected + row * p.selected_stride;
+  constexpr int kReads = 16;  // under way at once
   int count = 0;
-#pragma unroll 4
-  for (int i = LaneId(); i < (p.topk + 31) / 32 * 32; i += 32) {
-    const int entry = i < p.topk ? selected[i] : -1;
-    count += __popc(__ballot_sync(0xffffffffu, entry >= 0));
+  for (int first = 0; first < p.topk; first += 32 * kReads) {
+    int entries[kReads];
+#pragma unroll
+    for (int j = 0; j < kReads; ++j) {
+      const int i = first + 32 * j + LaneId();
+      entries[j] = -1;
+      if (i < p.topk) entries[j] = __ldg(selected + i);
+    }
+#pragma unroll
+    for (int j = 0; j < kReads; ++j) count += __popc(__ballot_sync(0xffffffffu, entries[j] >= 0));
   }
   return count;
 }

@@ -142,11 +142,10 @@ __global__ void __launch_bounds__(kThreads, 1)
   const Item item = ItemOf(p, item_index);
   exchange += static_cast<int64_t>(item_index) * kMaxSteps;
   WaitForPreviousKernel();
+  AllowNextKernel();
 
-  if (warp < 4) StartQueries(p, item, s.scores.q[0]);
-  const int num_selected = SelectedCountWarp(p, item.row);
   RowKeys keys = WindowKeys(p, item.row);
-  keys.num_keys += num_selected;
+  keys.num_keys += SelectedCountWarp(p, item.row);
   const int num_keys = keys.num_keys;
   const int num_steps = (num_keys + kStepKeys - 1) / kStepKeys;
   const int steps_per_block = (num_steps + kCluster - 1) / kCluster;
@@ -186,6 +185,8 @@ __global__ void __launch_bounds__(kThreads, 1)
     for (int i = 0; i < kTasks; ++i) {
       if (own_steps > 0) LoadRaw<kBf16>(s.records[own_key(i)], offsets, raw[i]);
     }
+    // The reads of q and those of keys are under way together.
+    if (warp < 4) StartQueries<4>(p, item, s.scores.q[0]);
 #pragma unroll
     for (int i = 0; i < kTasks; ++i) {
       const int key = own_key(i);
@@ -305,7 +306,6 @@ __global__ void __launch_bounds__(kThreads, 1)
                      FloatsToBf16x2(x[4], x[5]), FloatsToBf16x2(x[6], x[7]));
     }
   }
-  __threadfence();
   ClusterSync();
 
   for (int i = thread; i < num_steps * 128; i += kThreads) {
@@ -348,22 +348,12 @@ __global__ void __launch_bounds__(kThreads, 1)
   }
   WaitCopies<0>();
   __syncthreads();
+  ClusterArrive();  // the normalisers are there
 
   // Values: a warp has 16 heads and 32 channels.
   float out[4][4] = {};
   const int first_column = warp / 4 * 32;
-  for (int step = 0; step < num_steps; ++step) {
-    if (step % 4 == 0 && step > 0) {
-      const float first = s.after.rescale[step / 4][head];
-      const float second = s.after.rescale[step / 4][head + 8];
-#pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        out[j][0] *= first;
-        out[j][1] *= first;
-        out[j][2] *= second;
-        out[j][3] *= second;
-      }
-    }
+  const auto add_step = [&](int step) {
     const uint4 x = s.after.probabilities[step].lanes[warp % 4][lane];
     const uint32_t a[4] = {x.x, x.y, x.z, x.w};
     // Lane i addresses row i % 16 of the step's keys, and the left or right 8 channels of 16.
@@ -376,27 +366,53 @@ __global__ void __launch_bounds__(kThreads, 1)
       MmaBf16(out[2 * j], a, {b[0], b[1]});
       MmaBf16(out[2 * j + 1], a, {b[2], b[3]});
     }
+  };
+  constexpr int kBlockSteps = kBlockKeys / kStepKeys;
+  for (int block = 0; block * kBlockSteps < num_steps; ++block) {
+    if (block > 0) {
+      const float first = s.after.rescale[block][head];
+      const float second = s.after.rescale[block][head + 8];
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        out[j][0] *= first;
+        out[j][1] *= first;
+        out[j][2] *= second;
+        out[j][3] *= second;
+      }
+    }
+    const int step = block * kBlockSteps;
+    if (step + kBlockSteps <= num_steps) {
+#pragma unroll
+      for (int j = 0; j < kBlockSteps; ++j) add_step(step + j);
+    } else {
+      for (int j = step; j < num_steps; ++j) add_step(j);
+    }
   }
-  ClusterSync();
+  ClusterWait();
+  float normaliser[2];
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const int h = head + 8 * r;
-    const float normaliser =
+    normaliser[r] =
         LoadClusterFloat(&s.normaliser[h % kOwnHeads], static_cast<uint32_t>(h / kOwnHeads));
+  }
+  // No block ends while others read its shared memory; nobody waits for the results.
+  ClusterArrive();
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const int h = item.first_head + head + 8 * r;
     float x[8];
 #pragma unroll
-    for (int j = 0; j < 8; ++j) x[j] = out[j / 2][2 * r + j % 2] * normaliser;
+    for (int j = 0; j < 8; ++j) x[j] = out[j / 2][2 * r + j % 2] * normaliser[r];
     const int first_channel = rank * kSliceDim + first_column;
     if (num_keys > 0) {
-      StoreGroup(p, item.row, item.first_head + h, first_channel, x);
-    } else if (item.first_head + h < p.heads) {
-      *reinterpret_cast<uint4*>(p.out + item.row * p.out_stride +
-                                static_cast<int64_t>(item.first_head + h) * kDim + first_channel +
-                                lane % 4 * 8) = make_uint4(0u, 0u, 0u, 0u);
+      StoreGroup(p, item.row, h, first_channel, x);
+    } else if (h < p.heads) {
+      *reinterpret_cast<uint4*>(p.out + item.row * p.out_stride + static_cast<int64_t>(h) * kDim +
+                                first_channel + lane % 4 * 8) = make_uint4(0u, 0u, 0u, 0u);
     }
   }
-  // No block ends while others read its shared memory.
-  ClusterSync();
+  ClusterWait();
 }
 
 }  // namespace
@@ -410,6 +426,7 @@ Status FewRowsAttention(const AttentionParams& params, Stream& stream) {
   config.block = kThreads;
   config.shared_bytes = static_cast<int>(sizeof(SharedMemory));
   config.cluster = kCluster;
+  config.overlap_previous = true;
   return params.window_bf16 ? Launch("sparse_attention_few_rows_bf16", FewRowsKernel<true>, config,
                                      stream, params, exchange)
                             : Launch("sparse_attention_few_rows", FewRowsKernel<false>, config,

@@ -248,7 +248,7 @@ __device__ void ConvertKeys(const AttentionParams& p, const KeyLists& lists, int
     if (first) {
       BarrierWait(&s.q_empty, q_phase ^ 1u);
       q_phase ^= 1u;
-      StartQueries(p, {row, first_head}, s.q[0]);
+      StartQueries<2>(p, {row, first_head}, s.q[0]);
       WaitCopies<1>();
     } else {
       WaitCopies<0>();
@@ -562,6 +562,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   }
   __syncthreads();
   WaitForPreviousKernel();
+  AllowNextKernel();  // all blocks run at once
   // 208 + 160 + 2 * 72 = 4 * 128, what the block was launched with: more would wait for ever.
   if (warp < 4) {
     IncreaseRegisters<208>();
@@ -585,6 +586,7 @@ Status WarpgroupAttention(const AttentionParams& params, Stream& stream) {
   lists.records = scope.Allocate<const uint8_t*>(static_cast<int64_t>(params.rows) * lists.stride);
   lists.num_keys = scope.Allocate<int>(params.rows);
   LaunchConfig list_config;
+  list_config.overlap_previous = true;
   list_config.grid.x = static_cast<uint32_t>(params.rows);
   list_config.block = kListThreads;
   DI_RETURN_IF_ERROR(

@@ -44,7 +44,8 @@ __device__ inline int PanelOffset(int row, int piece) {
 }
 
 // Starts to bring q of an item to 8 panels; 128 threads, which must wait for their copies. What is
-// rotated is written here.
+// rotated is written here, read by kReads (of 4) pieces at once.
+template <int kReads>
 __device__ inline void StartQueries(const AttentionParams& p, const Item& item, uint8_t* panels) {
   const int thread = static_cast<int>(threadIdx.x) % 128;
   const uint16_t* q = p.q + item.row * p.q_stride + static_cast<int64_t>(item.first_head) * kDim;
@@ -75,7 +76,7 @@ __device__ inline void StartQueries(const AttentionParams& p, const Item& item, 
     RotatePair(x0, x1, cos, sin);
     pair = FloatsToBf16x2(x0, x1);
   };
-#pragma unroll 2
+#pragma unroll kReads
   for (int i = 0; i < 4; ++i) {
     const int head = thread / 8 + 16 * i;
     uint4 x = make_uint4(0u, 0u, 0u, 0u);
