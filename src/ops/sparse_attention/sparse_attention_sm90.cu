@@ -280,9 +280,17 @@ struct SoftmaxState {
   float sum[2];      // of this lane's keys
 };
 
+// The same descriptor, not known to the compiler to be the same in all iterations. It would keep
+// each sum of it and a constant in two registers, and move them to uniform ones before every
+// instruction.
+__device__ inline uint64_t UniformDescriptor(uint64_t descriptor) {
+  const uint32_t low = __shfl_sync(0xffffffffu, static_cast<uint32_t>(descriptor), 0);
+  return descriptor >> 32 << 32 | low;
+}
+
 // Starts S of the block in `tile`: right half of the channels, then the left one.
 __device__ inline void IssueScores(SharedMemory& s, const Ring<2>& tile, float (&scores)[32]) {
-  const uint64_t q = SharedDescriptor(s.q, 16, 1024, Swizzle::k128Bytes);
+  const uint64_t q = UniformDescriptor(SharedDescriptor(s.q, 16, 1024, Swizzle::k128Bytes));
   WarpgroupFenceRegisters(scores);
 #pragma unroll
   for (int step = 0; step < 2; ++step) {
