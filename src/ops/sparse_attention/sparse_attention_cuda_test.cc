@@ -36,7 +36,7 @@ struct Options {
   bool rotate_q = false;
 };
 
-constexpr int64_t kEntriesPerBlock = 128;
+constexpr int64_t kEntriesPerBlock = 100;  // no power of two, which divisors must handle
 constexpr int64_t kBlocksPerSequence = 6;
 using RowKey = std::pair<int, int64_t>;  // sequence, position
 using Outputs = std::map<RowKey, std::vector<uint16_t>>;
