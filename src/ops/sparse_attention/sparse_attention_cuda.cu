@@ -229,13 +229,13 @@ AttentionParams MakeParams(const SparseAttentionArgs& args) {
   p.dim = static_cast<int>(args.q.dim(2));
   p.pairs = static_cast<int>(args.table.dim(1));
   p.window = static_cast<int>(args.window);
-  p.page_rows = static_cast<int>(args.window_pages.dim(1));
+  p.page_rows = MakeDivisor(args.window_pages.dim(1));
   p.window_bytes = static_cast<int>(args.window_pages.dim(2));
   p.window_bf16 = p.window_bytes == Bf16RecordBytes(p.dim);
   if (!args.kv_blocks.empty()) {
     p.kv_blocks = u8(args.kv_blocks);
     p.kv_stride = args.kv_blocks.row_stride();
-    p.entries_per_block = static_cast<int>(args.kv_blocks.dim(1));
+    p.entries_per_block = MakeDivisor(args.kv_blocks.dim(1));
     p.kv_bytes = static_cast<int>(args.kv_blocks.dim(2));
     p.kv_bf16 = p.kv_bytes == Bf16RecordBytes(p.dim);
     p.block_table_stride = layout.block_table.row_stride();

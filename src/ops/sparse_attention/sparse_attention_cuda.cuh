@@ -18,6 +18,28 @@ inline constexpr float kKeyFactorInverse = 4294967296.0f;  // 2^32
 inline constexpr float kLog2E = 1.44269504088896341f;
 inline constexpr float kFirstMaximum = -1e30f;  // of the running maximum, finite on purpose
 
+// Division of numbers below 2^31 by one that the host knows, in three instructions.
+struct Divisor {
+  uint32_t value = 1;
+  uint32_t multiplier = 1;  // 2^32 (2^shift - value) / value, rounded down, plus 1
+  uint32_t shift = 0;       // 2^shift is the first power of two that is not below value
+
+  __host__ __device__ int Quotient(int x) const {
+    const auto n = static_cast<uint32_t>(x);
+    const auto high = static_cast<uint32_t>(static_cast<uint64_t>(n) * multiplier >> 32);
+    return static_cast<int>((high + n) >> shift);
+  }
+};
+
+inline Divisor MakeDivisor(int64_t value) {
+  Divisor divisor;
+  divisor.value = static_cast<uint32_t>(value);
+  while ((int64_t{1} << divisor.shift) < value) ++divisor.shift;
+  divisor.multiplier = static_cast<uint32_t>(
+      (((uint64_t{1} << divisor.shift) - divisor.value) << 32) / divisor.value + 1);
+  return divisor;
+}
+
 struct AttentionParams {
   const uint16_t* q;
   const uint8_t* window_records;
@@ -50,8 +72,8 @@ struct AttentionParams {
   int pairs;
   int window;
   int topk;
-  int page_rows;
-  int entries_per_block;
+  Divisor page_rows;
+  Divisor entries_per_block;
   int window_bytes;  // of a record
   int kv_bytes;
   bool window_bf16;
@@ -95,11 +117,18 @@ __device__ inline RowKeys WindowKeys(const AttentionParams& p, int row) {
 __device__ inline int SelectedCountWarp(const AttentionParams& p, int row) {
   if (p.kv_blocks == nullptr) return 0;
   const int32_t* selected = p.selected + row * p.selected_stride;
+  constexpr int kReads = 16;  // under way at once
   int count = 0;
-#pragma unroll 4
-  for (int i = LaneId(); i < (p.topk + 31) / 32 * 32; i += 32) {
-    const int entry = i < p.topk ? selected[i] : -1;
-    count += __popc(__ballot_sync(0xffffffffu, entry >= 0));
+  for (int first = 0; first < p.topk; first += 32 * kReads) {
+    int entries[kReads];
+#pragma unroll
+    for (int j = 0; j < kReads; ++j) {
+      const int i = first + 32 * j + LaneId();
+      entries[j] = -1;
+      if (i < p.topk) entries[j] = __ldg(selected + i);
+    }
+#pragma unroll
+    for (int j = 0; j < kReads; ++j) count += __popc(__ballot_sync(0xffffffffu, entries[j] >= 0));
   }
   return count;
 }
@@ -110,16 +139,18 @@ __device__ inline const uint8_t* KeyRecord(const AttentionParams& p, const RowKe
     const int position = keys.first_position + i;
     if (position >= keys.step_start)
       return p.window_records + (keys.first_row + position - keys.step_start) * p.record_stride;
-    const int page = keys.pages[position / p.page_rows - keys.first_page];
-    return p.window_pages + page * p.page_stride + position % p.page_rows * p.window_bytes;
+    const int page = p.page_rows.Quotient(position);
+    const int row = position - page * static_cast<int>(p.page_rows.value);
+    return p.window_pages + keys.pages[page - keys.first_page] * p.page_stride +
+           row * p.window_bytes;
   }
   const int entry = keys.selected[i - keys.num_window];
-  const int block = keys.blocks[entry / p.entries_per_block];
-  return p.kv_blocks + block * p.kv_stride + entry % p.entries_per_block * p.kv_bytes;
+  const int block = p.entries_per_block.Quotient(entry);
+  const int row = entry - block * static_cast<int>(p.entries_per_block.value);
+  return p.kv_blocks + keys.blocks[block] * p.kv_stride + row * p.kv_bytes;
 }
 
-// ---- Decoding
-// ------------------------------------------------------------------------------------
+// ---- Decoding ----------------------------------------------------------------------------------
 
 inline constexpr uint32_t kTwoTo120 = 0x7b807b80u;  // bf16 pairs
 inline constexpr uint32_t kTwoTo94 = 0x6e806e80u;   // 2^(126 - 32)
@@ -165,8 +196,7 @@ __device__ inline uint4 DecodeBf16(uint4 x) {
                     MulBf16x2(x.z, kTwoToMinus32), MulBf16x2(x.w, kTwoToMinus32));
 }
 
-// ---- The end of a row
-// ----------------------------------------------------------------------------
+// ---- The end of a row --------------------------------------------------------------------------
 
 // A rotated pair (back: by the conjugate), as ops/rope does.
 __device__ inline void RotatePair(float& x0, float& x1, float cos, float sin) {
@@ -197,8 +227,7 @@ __device__ inline uint32_t Q8Pair(float x0, float x1, uint32_t byte) {
   return pair;
 }
 
-// ---- Kernels of other files
-// ----------------------------------------------------------------------
+// ---- Kernels of other files --------------------------------------------------------------------
 
 // 64 heads (or multiples, or fewer) x 512 channels on Hopper; both give a row the same bits. A
 // block of threads per row, one row after the other:

@@ -87,29 +87,27 @@ __device__ inline void LoadSlice(const uint8_t* reference, int slice, RawSlice<k
   const auto bits = reinterpret_cast<uintptr_t>(reference);
   const auto* record = reinterpret_cast<const uint8_t*>(bits & ~static_cast<uintptr_t>(1));
   raw.window = (bits & 1u) != 0;
-#pragma unroll
-  for (uint32_t& word : raw.words) word = 0;
-  raw.scales = 0;
-  if (record == nullptr) return;
   if constexpr (kBf16) {
 #pragma unroll
     for (int i = 0; i < 8; ++i)
       Load16Bytes(record + slice * 2 * kSliceDim + 16 * i, raw.words + 4 * i);
-  } else if (raw.window) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) Load16Bytes(record + slice * kSliceDim + 16 * i, raw.words + 4 * i);
-    raw.scales = __ldg(reinterpret_cast<const uint16_t*>(record + kDim) + slice);
   } else {
-#pragma unroll
-    for (int i = 0; i < 2; ++i)
-      Load16Bytes(record + slice * kSliceDim / 2 + 16 * i, raw.words + 4 * i);
-    raw.scales = __ldg(reinterpret_cast<const uint32_t*>(record + kDim / 2) + slice);
+    // What both formats have is read without a branch: one read does not wait for another.
+    const uint8_t* codes = record + slice * (raw.window ? kSliceDim : kSliceDim / 2);
+    Load16Bytes(codes, raw.words);
+    Load16Bytes(codes + 16, raw.words + 4);
+    raw.scales = __ldg(reinterpret_cast<const uint32_t*>(
+        record + (raw.window ? kDim + slice / 2 * 4 : kDim / 2 + slice * 4)));
+    if (raw.window) {
+      Load16Bytes(codes + 32, raw.words + 8);
+      Load16Bytes(codes + 48, raw.words + 12);
+    }
   }
 }
 
 // Writes the channels to row `key` of the values.
 template <bool kBf16>
-__device__ inline void StoreSlice(const RawSlice<kBf16>& raw, int key, uint8_t* values) {
+__device__ inline void StoreSlice(const RawSlice<kBf16>& raw, int slice, int key, uint8_t* values) {
   uint4* row = reinterpret_cast<uint4*>(values + key * 128);
   const int swizzle = key & 7;
   if constexpr (kBf16) {
@@ -119,7 +117,8 @@ __device__ inline void StoreSlice(const RawSlice<kBf16>& raw, int key, uint8_t* 
                                                raw.words[4 * i + 2], raw.words[4 * i + 3]));
     }
   } else if (raw.window) {
-    const uint32_t factors[2] = {Q8Factor(raw.scales & 255u), Q8Factor(raw.scales >> 8)};
+    const uint32_t scales = raw.scales >> (slice % 2 * 16);
+    const uint32_t factors[2] = {Q8Factor(scales & 255u), Q8Factor(scales >> 8 & 255u)};
 #pragma unroll
     for (int i = 0; i < 8; ++i)
       row[i ^ swizzle] = DecodeE4M3(raw.words[2 * i], raw.words[2 * i + 1], factors[i / 4]);
@@ -143,58 +142,59 @@ __global__ void __launch_bounds__(kThreads, 1)
   const Item item = ItemOf(p, item_index);
   exchange += static_cast<int64_t>(item_index) * kMaxSteps;
   WaitForPreviousKernel();
+  AllowNextKernel();
 
-  if (warp < 4) StartQueries(p, item, s.scores.q[0]);
-  const int num_selected = SelectedCountWarp(p, item.row);
   RowKeys keys = WindowKeys(p, item.row);
-  keys.num_keys += num_selected;
+  keys.num_keys += SelectedCountWarp(p, item.row);
   const int num_keys = keys.num_keys;
   const int num_steps = (num_keys + kStepKeys - 1) / kStepKeys;
   const int steps_per_block = (num_steps + kCluster - 1) / kCluster;
   const int first_step = rank * steps_per_block;
   const int own_steps = max(0, min(steps_per_block, num_steps - first_step));
-  const auto reference = [&](int i) -> const uint8_t* {
-    return i < num_keys ? KeyRecord(p, keys, i) + (i < keys.num_window ? 1 : 0) : nullptr;
-  };
 
   // The second warpgroup reads its keys' slices early; with bf16 records they do not fit in
   // registers.
   constexpr int kSlices = kFewRowsMaxKeys / 128;
-  const uint8_t* slice_records[kSlices];
+  const uint8_t* slice_records[kSlices] = {};
   RawSlice<kBf16> slices[kBf16 ? 1 : kSlices];
-  if (warp >= 4) {
-#pragma unroll
-    for (int i = 0; i < kSlices; ++i) slice_records[i] = reference(group_thread + 128 * i);
+  if (num_keys == 0) {
+    // Nothing to read.
+  } else if (warp >= 4) {
+    KeyReferences(p, keys, group_thread, 128, slice_records);
     if constexpr (!kBf16) {
 #pragma unroll
       for (int i = 0; i < kSlices; ++i) LoadSlice(slice_records[i], rank, slices[i]);
     }
   } else if (thread < kOwnKeys) {
-    s.records[thread] =
-        thread < own_steps * kStepKeys ? reference(first_step * kStepKeys + thread) : nullptr;
+    const uint8_t* record[1];
+    KeyReferences(p, keys, first_step * kStepKeys + thread, 0, record);
+    s.records[thread] = record[0];
   }
   __syncthreads();
 
   // K: a warp decodes half of the channels of two keys at a time; see ConvertKeys of the kernel for
   // many rows about lanes and banks.
   {
-    constexpr int kTasks = kOwnKeys / 2 * 2 / 8;
+    constexpr int kTasks = kOwnKeys / 8;
     const int part = (lane & 3) | ((lane >> 3) << 2);
     const int odd = (lane >> 2) & 1;
+    const RawOffsets<kBf16> offsets(warp % 2, part);
+    const auto own_key = [&](int i) { return (warp / 2 + 4 * i) * 2 + odd; };
     RawChannels<kBf16> raw[kTasks];
 #pragma unroll
     for (int i = 0; i < kTasks; ++i) {
-      const int task = warp + 8 * i;
-      LoadRaw<kBf16>(s.records[task / 2 * 2 + odd], task % 2, part, raw[i]);
+      if (own_steps > 0) LoadRaw<kBf16>(s.records[own_key(i)], offsets, raw[i]);
     }
+    // The reads of q and those of keys are under way together.
+    if (warp < 4) StartQueries<4>(p, item, s.scores.q[0]);
 #pragma unroll
     for (int i = 0; i < kTasks; ++i) {
-      const int task = warp + 8 * i;
-      const int key = task / 2 * 2 + odd;
+      const int key = own_key(i);
       if (key >= own_steps * kStepKeys) continue;
-      uint8_t* panel = s.scores.keys[task % 2 * 4 + part / 4];
+      uint8_t* panel = s.scores.keys[warp % 2 * 4 + part / 4];
+      const bool window = (reinterpret_cast<uintptr_t>(s.records[key]) & 1u) != 0;
       uint4 low, high;
-      DecodeRaw<kBf16>(raw[i], low, high);
+      DecodeRaw<kBf16, KeyFormat::kMixed>(raw[i], (part & 1) != 0, window, low, high);
       *reinterpret_cast<uint4*>(panel + PanelOffset(key, (part & 3) * 2)) = low;
       *reinterpret_cast<uint4*>(panel + PanelOffset(key, (part & 3) * 2 + 1)) = high;
     }
@@ -252,9 +252,9 @@ __global__ void __launch_bounds__(kThreads, 1)
       if (key >= num_steps * kStepKeys) break;
       if constexpr (kBf16) {
         LoadSlice(slice_records[i], rank, slices[0]);
-        StoreSlice(slices[0], key, s.values[0]);
+        StoreSlice(slices[0], rank, key, s.values[0]);
       } else {
-        StoreSlice(slices[i], key, s.values[0]);
+        StoreSlice(slices[i], rank, key, s.values[0]);
       }
     }
   }
@@ -306,7 +306,6 @@ __global__ void __launch_bounds__(kThreads, 1)
                      FloatsToBf16x2(x[4], x[5]), FloatsToBf16x2(x[6], x[7]));
     }
   }
-  __threadfence();
   ClusterSync();
 
   for (int i = thread; i < num_steps * 128; i += kThreads) {
@@ -349,22 +348,12 @@ __global__ void __launch_bounds__(kThreads, 1)
   }
   WaitCopies<0>();
   __syncthreads();
+  ClusterArrive();  // the normalisers are there
 
   // Values: a warp has 16 heads and 32 channels.
   float out[4][4] = {};
   const int first_column = warp / 4 * 32;
-  for (int step = 0; step < num_steps; ++step) {
-    if (step % 4 == 0 && step > 0) {
-      const float first = s.after.rescale[step / 4][head];
-      const float second = s.after.rescale[step / 4][head + 8];
-#pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        out[j][0] *= first;
-        out[j][1] *= first;
-        out[j][2] *= second;
-        out[j][3] *= second;
-      }
-    }
+  const auto add_step = [&](int step) {
     const uint4 x = s.after.probabilities[step].lanes[warp % 4][lane];
     const uint32_t a[4] = {x.x, x.y, x.z, x.w};
     // Lane i addresses row i % 16 of the step's keys, and the left or right 8 channels of 16.
@@ -377,27 +366,53 @@ __global__ void __launch_bounds__(kThreads, 1)
       MmaBf16(out[2 * j], a, {b[0], b[1]});
       MmaBf16(out[2 * j + 1], a, {b[2], b[3]});
     }
+  };
+  constexpr int kBlockSteps = kBlockKeys / kStepKeys;
+  for (int block = 0; block * kBlockSteps < num_steps; ++block) {
+    if (block > 0) {
+      const float first = s.after.rescale[block][head];
+      const float second = s.after.rescale[block][head + 8];
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        out[j][0] *= first;
+        out[j][1] *= first;
+        out[j][2] *= second;
+        out[j][3] *= second;
+      }
+    }
+    const int step = block * kBlockSteps;
+    if (step + kBlockSteps <= num_steps) {
+#pragma unroll
+      for (int j = 0; j < kBlockSteps; ++j) add_step(step + j);
+    } else {
+      for (int j = step; j < num_steps; ++j) add_step(j);
+    }
   }
-  ClusterSync();
+  ClusterWait();
+  float normaliser[2];
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const int h = head + 8 * r;
-    const float normaliser =
+    normaliser[r] =
         LoadClusterFloat(&s.normaliser[h % kOwnHeads], static_cast<uint32_t>(h / kOwnHeads));
+  }
+  // No block ends while others read its shared memory; nobody waits for the results.
+  ClusterArrive();
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const int h = item.first_head + head + 8 * r;
     float x[8];
 #pragma unroll
-    for (int j = 0; j < 8; ++j) x[j] = out[j / 2][2 * r + j % 2] * normaliser;
+    for (int j = 0; j < 8; ++j) x[j] = out[j / 2][2 * r + j % 2] * normaliser[r];
     const int first_channel = rank * kSliceDim + first_column;
     if (num_keys > 0) {
-      StoreGroup(p, item.row, item.first_head + h, first_channel, x);
-    } else if (item.first_head + h < p.heads) {
-      *reinterpret_cast<uint4*>(p.out + item.row * p.out_stride +
-                                static_cast<int64_t>(item.first_head + h) * kDim + first_channel +
-                                lane % 4 * 8) = make_uint4(0u, 0u, 0u, 0u);
+      StoreGroup(p, item.row, h, first_channel, x);
+    } else if (h < p.heads) {
+      *reinterpret_cast<uint4*>(p.out + item.row * p.out_stride + static_cast<int64_t>(h) * kDim +
+                                first_channel + lane % 4 * 8) = make_uint4(0u, 0u, 0u, 0u);
     }
   }
-  // No block ends while others read its shared memory.
-  ClusterSync();
+  ClusterWait();
 }
 
 }  // namespace
@@ -411,6 +426,7 @@ Status FewRowsAttention(const AttentionParams& params, Stream& stream) {
   config.block = kThreads;
   config.shared_bytes = static_cast<int>(sizeof(SharedMemory));
   config.cluster = kCluster;
+  config.overlap_previous = true;
   return params.window_bf16 ? Launch("sparse_attention_few_rows_bf16", FewRowsKernel<true>, config,
                                      stream, params, exchange)
                             : Launch("sparse_attention_few_rows", FewRowsKernel<false>, config,

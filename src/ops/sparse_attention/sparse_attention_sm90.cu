@@ -1,18 +1,25 @@
 // Sparse latent attention on wgmma, for 64 heads x 512 channels (fewer heads are padded, more are
-// several work items).
+// several launches).
 //
 // Bound by the tensor cores: 4 * 64 * 512 FLOPs per key and row (83.9 MFLOP for 640 keys) on 215 KB
 // of records. A first kernel writes the record addresses of every row's key list. In the second, a
-// block takes work items (row, 64 heads) one after the other and has three warpgroups:
-//   scores    (0): S = q K^T of a block of 64 keys, softmax, P to registers and shared memory, and
-//                  the left half (channels 0 ... 255) of the numerator O += P V.
-//   values    (1): the right half of O.
-//   converter (2): brings and rotates q, reads records to registers half a block ahead and writes
-//                  their channels, decoded to bf16, into one of two K tiles. K and V are the same
-//                  tile: S reads it K-major, O MN-major. It runs ahead into the next item.
+// block takes rows, 64 heads of each, one after the other and has four warpgroups:
+//   scores        (0): S = q K^T of a block of 64 keys, softmax, P to shared memory, and the left
+//                      half (channels 0 ... 255) of the numerator O += P V.
+//   values        (1): the right half of O.
+//   converters (2, 3): read records to registers half a block ahead and write their channels,
+//                      decoded to bf16, into one of two K tiles. K and V are the same tile: S reads
+//                      it K-major, O MN-major. They run ahead into the next row. The first brings
+//                      and rotates q, too.
 // S of block b + 1 is issued before O of block b, so that the softmax of b + 1 runs while the
 // tensor cores work on O. A tile is filled and released by channel halves: the right one first,
 // which the values warpgroup releases while S still runs.
+//
+// A block of 64 keys keeps the tensor cores busy for about 2050 cycles and shared memory for 2200
+// (operands of wgmma 208 KB, decoded keys 64 KB); decoding takes 1050 of the ALUs. Between the last
+// use of a tile and the first use of its next content lies a conversion, hence two warpgroups for
+// it. Tried and lost: loads inside a branch on the record's format, with arithmetic on the loaded
+// scale: every load was waited for before the next one started (12 % of the ceiling).
 //
 // Order of additions (the same in every kernel for these shapes): scores over channels 256 ... 511,
 // then 0 ... 255, in steps of 16; of the denominator, each lane sums its four probabilities of a
@@ -25,7 +32,8 @@ namespace deepinfer::cuda {
 using namespace attention;
 namespace {
 
-constexpr int kThreads = 384;
+constexpr int kThreads = 512;
+constexpr int kConverterWarps = 8;
 
 struct alignas(1024) SharedMemory {
   uint8_t q[8][kPanelBytes];
@@ -33,6 +41,8 @@ struct alignas(1024) SharedMemory {
   uint8_t probabilities[2][kPanelBytes];  // heads x keys of a block
   float rescale[2][kHeads];               // of what was summed before this block
   float normaliser[2][kHeads];            // with the last block of a row
+  // Of this block's keys and the next one's, for each warp that converts keys.
+  const uint8_t* references[kConverterWarps][2][kBlockKeys / kConverterWarps];
   Barrier keys_full[2][2], keys_empty[2][2];
   Barrier probabilities_full[2], probabilities_empty[2];
   Barrier q_full, q_empty;
@@ -60,7 +70,7 @@ struct Ring {
 
 // The key lists of all rows, padded to whole blocks of 64.
 struct KeyLists {
-  const uint8_t** records;  // [rows, stride]: addresses, bit 0 set for window keys; null: no key
+  const uint8_t** records;  // [rows, stride]: references; the last key's fill up its block
   int* num_keys;            // [rows]
   int stride;
 };
@@ -75,125 +85,191 @@ __global__ void __launch_bounds__(kListThreads)
   RowKeys keys = WindowKeys(p, row);
   keys.num_keys += SelectedCountWarp(p, row);
   const int padded = (keys.num_keys + kBlockKeys - 1) / kBlockKeys * kBlockKeys;
-#pragma unroll 5
-  for (int i = static_cast<int>(threadIdx.x); i < padded; i += kListThreads) {
-    const uint8_t* record = nullptr;
-    if (i < keys.num_keys) record = KeyRecord(p, keys, i) + (i < keys.num_window ? 1 : 0);
-    lists.records[static_cast<int64_t>(row) * lists.stride + i] = record;
+  constexpr int kChunk = 5;
+  const uint8_t** list = lists.records + static_cast<int64_t>(row) * lists.stride;
+  for (int i = static_cast<int>(threadIdx.x); i < padded; i += kChunk * kListThreads) {
+    // Keys beyond the list have probability zero; they need to be finite if the others are.
+    const uint8_t* references[kChunk];
+    KeyReferences(p, keys, i, kListThreads, references);
+#pragma unroll
+    for (int j = 0; j < kChunk; ++j) {
+      if (i + j * kListThreads < padded) list[i + j * kListThreads] = references[j];
+    }
   }
   if (threadIdx.x == 0) lists.num_keys[row] = keys.num_keys;
 }
 
-// The blocks of 64 keys of a block's items, one after the other.
+// The blocks of 64 keys of a thread block's rows, one after the other.
 struct BlockCursor {
-  int item = 0;
   int row = 0;
-  int begin = 0;           // of the block in the item's list
-  int num_keys = 0;        // of the item
-  int following_keys = 0;  // of the item after it, read ahead
+  int begin = 0;           // of the block in the row's list
+  int num_keys = 0;        // of the row
+  int following_keys = 0;  // of the row after it, read ahead
 
   __device__ void Start(const AttentionParams& p, const KeyLists& lists) {
-    item = static_cast<int>(blockIdx.x) - static_cast<int>(gridDim.x);
+    row = static_cast<int>(blockIdx.x) - static_cast<int>(gridDim.x);
     following_keys = KeysOf(p, lists, static_cast<int>(blockIdx.x));
-    NextItem(p, lists);
+    NextRow(p, lists);
   }
   __device__ void Advance(const AttentionParams& p, const KeyLists& lists) {
     begin += kBlockKeys;
-    if (begin >= num_keys) NextItem(p, lists);
+    if (begin >= num_keys) NextRow(p, lists);
   }
   __device__ bool Valid(const AttentionParams& p) const {
-    return item < NumItems(p);
+    return row < p.rows;
   }
 
  private:
-  // Goes to the next item that has keys.
-  __device__ void NextItem(const AttentionParams& p, const KeyLists& lists) {
+  // Goes to the next row that has keys.
+  __device__ void NextRow(const AttentionParams& p, const KeyLists& lists) {
     begin = 0;
+#pragma unroll 1
     do {
-      item += static_cast<int>(gridDim.x);
+      row += static_cast<int>(gridDim.x);
       num_keys = following_keys;
-      following_keys = KeysOf(p, lists, item + static_cast<int>(gridDim.x));
+      following_keys = KeysOf(p, lists, row + static_cast<int>(gridDim.x));
     } while (Valid(p) && num_keys == 0);
-    row = ItemOf(p, item).row;
   }
-  __device__ static int KeysOf(const AttentionParams& p, const KeyLists& lists, int item) {
-    return item < NumItems(p) ? lists.num_keys[ItemOf(p, item).row] : 0;
+  __device__ static int KeysOf(const AttentionParams& p, const KeyLists& lists, int row) {
+    return row < p.rows ? lists.num_keys[row] : 0;
   }
 };
 
-// Warpgroup 2. A warp has 16 keys of each block, two at a time: lanes with bit 2 clear the even
-// one. So eight lanes of a 16-byte store write even pieces of an even row and of an odd one: with
-// the swizzle, all eight pieces of 128 bytes, no bank twice.
+// Warpgroups 2 and 3. A warp has 8 keys of each block, two at a time: lanes with bit 2 clear the
+// even one. So eight lanes of a 16-byte store write even pieces of an even row and of an odd one:
+// with the swizzle, all eight pieces of 128 bytes, no bank twice.
 template <bool kBf16>
-__device__ void ConvertKeys(const AttentionParams& p, const KeyLists& lists, SharedMemory& s) {
-  constexpr int kSteps = 8;
-  const int lane = LaneId();
-  const int part = (lane & 3) | ((lane >> 3) << 2);
-  const int odd = (lane >> 2) & 1;
-  const int first_key = (WarpId() & 3) * 16;
-  // Where the first of the 16 channels of step 0 goes; see PanelOffset.
-  const uint32_t first_target =
-      static_cast<uint32_t>(part / 4 * kPanelBytes + PanelOffset(first_key + odd, (part & 3) * 2));
-  // Of the key that this lane tells the others.
-  const auto reference = [&](const BlockCursor& cursor) -> const uint8_t* {
-    if (!cursor.Valid(p)) return nullptr;
-    return lists.records[static_cast<int64_t>(cursor.row) * lists.stride + cursor.begin +
-                         first_key + lane % 16];
-  };
-  const auto record = [&](const uint8_t* mine, int step) {
-    return reinterpret_cast<const uint8_t*>(
-        __shfl_sync(0xffffffffu, reinterpret_cast<unsigned long long>(mine), 2 * step + odd));
-  };
+class KeyConverter {
+ public:
+  static constexpr int kKeys = kBlockKeys / kConverterWarps;
 
-  BlockCursor cursor;
-  cursor.Start(p, lists);
-  if (!cursor.Valid(p)) return;
-  BlockCursor ahead = cursor;
-  RawChannels<kBf16> raw[kSteps];
-  const uint8_t* current = reference(ahead);
+  __device__ KeyConverter(SharedMemory& s, int converter_warp)
+      : references_(s.references[converter_warp]),
+        part_((LaneId() & 3) | ((LaneId() >> 3) << 2)),
+        odd_((LaneId() >> 2) & 1),
+        first_key_(converter_warp * kKeys) {}
+
+  // Starts to bring the references of the block of keys `first` of the lists to slot 0 or 1.
+  __device__ void FetchReferences(const KeyLists& lists, int64_t first, int slot) {
+    const int lane = LaneId();
+    if (lane < kKeys / 2) {
+      CopyAsync16(&references_[slot][2 * lane], lists.records + first + first_key_ + 2 * lane);
+    }
+    CommitCopies();
+  }
+  // Reads a half of the channels of the first block.
+  __device__ void Start(int slot, int half) {
+    const RawOffsets<kBf16> offsets(half, part_);
 #pragma unroll
-  for (int i = 0; i < kSteps; ++i) LoadRaw<kBf16>(record(current, i), kRight, part, raw[i]);
-  ahead.Advance(p, lists);
-  const uint8_t* next = reference(ahead);
-  Ring<2> tiles;
-  uint32_t q_phase = 0;
-  // Decodes a half of the tile and reads another one; missing keys are zeros.
-  const auto convert = [&](int half, const uint8_t* mine, int next_half) {
-    BarrierWait(&s.keys_empty[tiles.slot][half], tiles.empty_phase());
-    uint8_t* tile = s.keys[tiles.slot][half];
+    for (int i = 0; i < kSteps; ++i) LoadRaw<kBf16>(KeyOf(slot, i), offsets, raw_[i]);
+  }
+  // Decodes what was read, of the keys in `slot`, to a half of a tile, and reads a half of those in
+  // `next_slot`.
+  __device__ void Convert(uint8_t* tile, int slot, int next_slot, int next_half) {
+    const RawOffsets<kBf16> offsets(next_half, part_);
+    const uint8_t* reference = references_[slot][LaneId() % kKeys];
+    const uint32_t window =
+        __ballot_sync(0xffffffffu, (reinterpret_cast<uintptr_t>(reference) & 1u) != 0);
+    if (kBf16 || window == 0) {
+      Convert<KeyFormat::kQ4E>(tile, window, next_slot, offsets);
+    } else if (window == 0xffffffffu) {
+      Convert<KeyFormat::kQ8>(tile, window, next_slot, offsets);
+    } else {
+      Convert<KeyFormat::kMixed>(tile, window, next_slot, offsets);
+    }
+  }
+
+ private:
+  static constexpr int kSteps = kKeys / 2;
+
+  __device__ const uint8_t* KeyOf(int slot, int step) const {
+    return references_[slot][2 * step + odd_];
+  }
+  template <KeyFormat kFormat>
+  __device__ void Convert(uint8_t* tile, uint32_t window, int next_slot,
+                          const RawOffsets<kBf16>& offsets) {
+    // Where the first of the 16 channels of step 0 goes.
+    const auto first_target = static_cast<uint32_t>(
+        part_ / 4 * kPanelBytes + PanelOffset(first_key_ + odd_, (part_ & 3) * 2));
 #pragma unroll
     for (int i = 0; i < kSteps; ++i) {
       uint4 low, high;
-      DecodeRaw<kBf16>(raw[i], low, high);
-      LoadRaw<kBf16>(record(mine, i), next_half, part, raw[i]);
+      DecodeRaw<kBf16, kFormat>(raw_[i], (part_ & 1) != 0, (window >> (2 * i + odd_) & 1u) != 0,
+                                low, high);
+      LoadRaw<kBf16>(KeyOf(next_slot, i), offsets, raw_[i]);
       // Two rows on: 256 bytes, and the swizzle's row by two.
       const uint32_t target =
-          (first_target ^ static_cast<uint32_t>((2 * i & 7) << 4)) + static_cast<uint32_t>(256 * i);
+          (first_target ^ static_cast<uint32_t>(2 * i << 4)) + static_cast<uint32_t>(256 * i);
       *reinterpret_cast<uint4*>(tile + target) = low;
       *reinterpret_cast<uint4*>(tile + (target ^ 16u)) = high;
     }
-    FenceAsyncProxy();
-    ArriveWarp(&s.keys_full[tiles.slot][half]);
+  }
+
+  const uint8_t* (*const references_)[kKeys];
+  const int part_;  // of 16 channels of a half
+  const int odd_;
+  const int first_key_;
+  RawChannels<kBf16> raw_[kSteps];
+};
+
+template <bool kBf16>
+__device__ void ConvertKeys(const AttentionParams& p, const KeyLists& lists, int first_head,
+                            SharedMemory& s, int converter_warp) {
+  BlockCursor ahead;
+  ahead.Start(p, lists);
+  if (!ahead.Valid(p)) return;
+  KeyConverter<kBf16> converter(s, converter_warp);
+  int row;  // of the current block
+  bool begins_row;
+  int fetched = 0;  // the latest block of 64 references
+  const auto fetch = [&](int slot) {
+    // Behind the last block, those of some block once more: they are read, but not used.
+    if (ahead.Valid(p))
+      fetched = ahead.row * (lists.stride / kBlockKeys) + ahead.begin / kBlockKeys;
+    converter.FetchReferences(lists, static_cast<int64_t>(fetched) * kBlockKeys, slot);
   };
-  while (cursor.Valid(p)) {
-    const bool first = cursor.begin == 0;
+  // Goes on to a block and fetches the references of the one after it.
+  const auto advance = [&](int next_slot) {
+    row = ahead.row;
+    begins_row = ahead.begin == 0;
+    ahead.Advance(p, lists);
+    fetch(next_slot);
+  };
+  fetch(0);
+  WaitCopies<0>();
+  __syncwarp();
+  converter.Start(0, kRight);
+  advance(1);
+  const bool brings_queries = converter_warp < 4;
+  Ring<2> tiles;  // and slots of references
+  uint32_t q_phase = 0;
+  while (row < p.rows) {
+    const bool first = brings_queries && begins_row;
     if (first) {
       BarrierWait(&s.q_empty, q_phase ^ 1u);
-      StartQueries(p, ItemOf(p, cursor.item), s.q[0]);
+      q_phase ^= 1u;
+      StartQueries<2>(p, {row, first_head}, s.q[0]);
+      WaitCopies<1>();
+    } else {
+      WaitCopies<0>();
     }
-    convert(kRight, current, kLeft);
+    __syncwarp();
+#pragma unroll 1
+    for (int next_half = kLeft; next_half <= kRight; ++next_half) {
+      const int half = 1 - next_half;
+      BarrierWait(&s.keys_empty[tiles.slot][half], tiles.empty_phase());
+      converter.Convert(s.keys[tiles.slot][half], tiles.slot, tiles.slot ^ next_half, next_half);
+      FenceAsyncProxy();
+      ArriveWarp(&s.keys_full[tiles.slot][half]);
+    }
     if (first) {
       WaitCopies<0>();
       FenceAsyncProxy();
       ArriveWarp(&s.q_full);
-      q_phase ^= 1u;
     }
-    current = next;
-    cursor = ahead;
-    ahead.Advance(p, lists);
-    next = reference(ahead);
-    convert(kLeft, current, kRight);
+    const int freed = tiles.slot;
     tiles.Advance();
+    advance(freed);
   }
 }
 
@@ -204,9 +280,17 @@ struct SoftmaxState {
   float sum[2];      // of this lane's keys
 };
 
+// The same descriptor, not known to the compiler to be the same in all iterations. It would keep
+// each sum of it and a constant in two registers, and move them to uniform ones before every
+// instruction.
+__device__ inline uint64_t UniformDescriptor(uint64_t descriptor) {
+  const uint32_t low = __shfl_sync(0xffffffffu, static_cast<uint32_t>(descriptor), 0);
+  return descriptor >> 32 << 32 | low;
+}
+
 // Starts S of the block in `tile`: right half of the channels, then the left one.
 __device__ inline void IssueScores(SharedMemory& s, const Ring<2>& tile, float (&scores)[32]) {
-  const uint64_t q = SharedDescriptor(s.q, 16, 1024, Swizzle::k128Bytes);
+  const uint64_t q = UniformDescriptor(SharedDescriptor(s.q, 16, 1024, Swizzle::k128Bytes));
   WarpgroupFenceRegisters(scores);
 #pragma unroll
   for (int step = 0; step < 2; ++step) {
@@ -225,29 +309,43 @@ __device__ inline void IssueScores(SharedMemory& s, const Ring<2>& tile, float (
   WarpgroupCommit();
 }
 
+// Of one half of the channels. In two parts, because the compiler takes no instruction that needs
+// more registers than a thread has at the launch.
+using Numerator = float[2][64];
+
+__device__ inline void FenceNumerator(Numerator& out) {
+  WarpgroupFenceRegisters(out[0]);
+  WarpgroupFenceRegisters(out[1]);
+}
+
 // Starts O (+)= P V for one half of the channels.
 __device__ inline void IssueValues(const uint8_t* tile, const uint8_t* probabilities,
-                                   float (&out)[128], bool accumulate) {
+                                   Numerator& out, bool accumulate) {
   const uint64_t p = SharedDescriptor(probabilities, 16, 1024, Swizzle::k128Bytes);
   const uint64_t values = SharedDescriptor(tile, kPanelBytes, 1024, Swizzle::k128Bytes);
-  WarpgroupFenceRegisters(out);
+  FenceNumerator(out);
   WarpgroupFence();
 #pragma unroll
   for (int k = 0; k < 4; ++k) {
-    WarpgroupMmaShared<1>(out, AdvanceDescriptor(p, static_cast<uint32_t>(k) * 32),
-                          AdvanceDescriptor(values, static_cast<uint32_t>(k) * 2048),
-                          accumulate || k != 0);
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+      WarpgroupMmaShared<1>(
+          out[j], AdvanceDescriptor(p, static_cast<uint32_t>(k) * 32),
+          AdvanceDescriptor(values, static_cast<uint32_t>(j * 2 * kPanelBytes + k * 2048)),
+          accumulate || k != 0);
+    }
   }
   WarpgroupCommit();
 }
 
-__device__ inline void Rescale(float (&out)[128], float first, float second) {
+__device__ inline void Rescale(Numerator& out, float first, float second) {
 #pragma unroll
   for (int j = 0; j < 32; ++j) {
-    out[4 * j] *= first;
-    out[4 * j + 1] *= first;
-    out[4 * j + 2] *= second;
-    out[4 * j + 3] *= second;
+    float* x = out[j / 16] + j % 16 * 4;
+    x[0] *= first;
+    x[1] *= first;
+    x[2] *= second;
+    x[3] *= second;
   }
 }
 
@@ -290,7 +388,7 @@ __device__ inline float2 Softmax(float (&scores)[32], int size, float scale, Sof
 
 // Normalises and stores one half of the channels of 64 heads.
 template <int kOutHalf>
-__device__ inline void StoreHalf(const AttentionParams& p, const Item& item, float (&out)[128],
+__device__ inline void StoreHalf(const AttentionParams& p, const Item& item, const Numerator& out,
                                  const float (&normaliser)[2]) {
   const int first_head = item.first_head + (WarpId() & 3) * 16 + LaneId() / 4;
 #pragma unroll
@@ -300,7 +398,7 @@ __device__ inline void StoreHalf(const AttentionParams& p, const Item& item, flo
       float x[8];
 #pragma unroll
       for (int j = 0; j < 8; ++j)
-        x[j] = out[(group * 4 + j / 2) * 4 + 2 * r + j % 2] * normaliser[r];
+        x[j] = out[group / 4][(group % 4 * 4 + j / 2) * 4 + 2 * r + j % 2] * normaliser[r];
       StoreGroup(p, item.row, first_head + 8 * r, kOutHalf * kHalf + group * 32, x);
     }
   }
@@ -318,17 +416,18 @@ __device__ inline void StoreZeros(const AttentionParams& p, const Item& item) {
 }
 
 // Warpgroup 0.
-__device__ void AttendLeft(const AttentionParams& p, const KeyLists& lists, SharedMemory& s) {
+__device__ void AttendLeft(const AttentionParams& p, const KeyLists& lists, int first_head,
+                           SharedMemory& s) {
   const int thread = static_cast<int>(threadIdx.x) % 128;
   const int lane = LaneId();
   const int head = thread / 32 * 16 + lane / 4;
   Ring<2> tiles, slots;
   uint32_t q_phase = 0;
-  float out[128];
+  Numerator out;
   float scores[32];
-  for (int i = static_cast<int>(blockIdx.x); i < NumItems(p); i += static_cast<int>(gridDim.x)) {
-    const Item item = ItemOf(p, i);
-    const int num_keys = lists.num_keys[item.row];
+  for (int row = static_cast<int>(blockIdx.x); row < p.rows; row += static_cast<int>(gridDim.x)) {
+    const Item item = {row, first_head};
+    const int num_keys = lists.num_keys[row];
     if (num_keys == 0) {
       StoreZeros<kLeft>(p, item);
       continue;
@@ -401,27 +500,28 @@ __device__ void AttendLeft(const AttentionParams& p, const KeyLists& lists, Shar
       const float2 rescale = softmax(begin);
       next.Advance();
       WarpgroupWait<0>();
-      WarpgroupFenceRegisters(out);
+      FenceNumerator(out);
       release();
       Rescale(out, rescale.x, rescale.y);
     }
     BarrierWait(&s.probabilities_full[tiles.slot], tiles.phase);
     IssueValues(s.keys[tiles.slot][kLeft], s.probabilities[tiles.slot], out, begin > kBlockKeys);
     WarpgroupWait<0>();
-    WarpgroupFenceRegisters(out);
+    FenceNumerator(out);
     release();
     StoreHalf<kLeft>(p, item, out, normaliser);
   }
 }
 
 // Warpgroup 1.
-__device__ void AttendRight(const AttentionParams& p, const KeyLists& lists, SharedMemory& s) {
+__device__ void AttendRight(const AttentionParams& p, const KeyLists& lists, int first_head,
+                            SharedMemory& s) {
   const int head = (WarpId() & 3) * 16 + LaneId() / 4;
   Ring<2> tiles;
-  float out[128];
-  for (int i = static_cast<int>(blockIdx.x); i < NumItems(p); i += static_cast<int>(gridDim.x)) {
-    const Item item = ItemOf(p, i);
-    const int num_keys = lists.num_keys[item.row];
+  Numerator out;
+  for (int row = static_cast<int>(blockIdx.x); row < p.rows; row += static_cast<int>(gridDim.x)) {
+    const Item item = {row, first_head};
+    const int num_keys = lists.num_keys[row];
     if (num_keys == 0) {
       StoreZeros<kRight>(p, item);
       continue;
@@ -440,7 +540,7 @@ __device__ void AttendRight(const AttentionParams& p, const KeyLists& lists, Sha
       BarrierWait(&s.keys_full[tiles.slot][kRight], tiles.phase);
       IssueValues(s.keys[tiles.slot][kRight], s.probabilities[tiles.slot], out, begin > 0);
       WarpgroupWait<0>();
-      WarpgroupFenceRegisters(out);
+      FenceNumerator(out);
       ArriveWarp(&s.keys_empty[tiles.slot][kRight]);
       ArriveWarp(&s.probabilities_empty[tiles.slot]);
       tiles.Advance();
@@ -451,13 +551,14 @@ __device__ void AttendRight(const AttentionParams& p, const KeyLists& lists, Sha
 
 template <bool kBf16>
 __global__ void __launch_bounds__(kThreads, 1)
-    WarpgroupAttentionKernel(const AttentionParams params, const KeyLists lists) {
+    WarpgroupAttentionKernel(const AttentionParams params, const KeyLists lists,
+                             const int first_head) {
   auto& s = *DynamicShared<SharedMemory>();
   const int warp = UniformWarpId();
   if (threadIdx.x == 0) {
     for (int i = 0; i < 2; ++i) {
       for (int half = 0; half < 2; ++half) {
-        BarrierInit(&s.keys_full[i][half], 4);
+        BarrierInit(&s.keys_full[i][half], kConverterWarps);
         BarrierInit(&s.keys_empty[i][half], 4);
       }
       BarrierInit(&s.probabilities_full[i], 4);
@@ -469,15 +570,17 @@ __global__ void __launch_bounds__(kThreads, 1)
   }
   __syncthreads();
   WaitForPreviousKernel();
-  // 216 + 168 + 120 = 3 * 168, what the block was launched with: more would wait for ever.
+  AllowNextKernel();  // all blocks run at once
+  // 208 + 160 + 2 * 72 = 4 * 128, what the block was launched with: more would wait for ever.
   if (warp < 4) {
-    IncreaseRegisters<216>();
-    AttendLeft(params, lists, s);
+    IncreaseRegisters<208>();
+    AttendLeft(params, lists, first_head, s);
   } else if (warp < 8) {
-    AttendRight(params, lists, s);
+    IncreaseRegisters<160>();
+    AttendRight(params, lists, first_head, s);
   } else {
-    DecreaseRegisters<120>();
-    ConvertKeys<kBf16>(params, lists, s);
+    DecreaseRegisters<72>();
+    ConvertKeys<kBf16>(params, lists, first_head, s, warp - 8);
   }
 }
 
@@ -491,20 +594,25 @@ Status WarpgroupAttention(const AttentionParams& params, Stream& stream) {
   lists.records = scope.Allocate<const uint8_t*>(static_cast<int64_t>(params.rows) * lists.stride);
   lists.num_keys = scope.Allocate<int>(params.rows);
   LaunchConfig list_config;
+  list_config.overlap_previous = true;
   list_config.grid.x = static_cast<uint32_t>(params.rows);
   list_config.block = kListThreads;
   DI_RETURN_IF_ERROR(
       Launch("sparse_attention_key_lists", KeyListKernel, list_config, stream, params, lists));
-  const int items = params.rows * ((params.heads + kHeads - 1) / kHeads);
   LaunchConfig config;
-  config.grid.x = static_cast<uint32_t>(items < stream.sm_count() ? items : stream.sm_count());
+  config.grid.x =
+      static_cast<uint32_t>(params.rows < stream.sm_count() ? params.rows : stream.sm_count());
   config.block = kThreads;
   config.shared_bytes = static_cast<int>(sizeof(SharedMemory));
   config.overlap_previous = true;
-  return params.window_bf16 ? Launch("sparse_attention_bf16", WarpgroupAttentionKernel<true>,
-                                     config, stream, params, lists)
-                            : Launch("sparse_attention", WarpgroupAttentionKernel<false>, config,
-                                     stream, params, lists);
+  for (int head = 0; head < params.heads; head += kHeads) {
+    DI_RETURN_IF_ERROR(params.window_bf16
+                           ? Launch("sparse_attention_bf16", WarpgroupAttentionKernel<true>, config,
+                                    stream, params, lists, head)
+                           : Launch("sparse_attention", WarpgroupAttentionKernel<false>, config,
+                                    stream, params, lists, head));
+  }
+  return {};
 }
 
 }  // namespace deepinfer::cuda
