@@ -826,10 +826,10 @@ __global__ void __launch_bounds__(kThreads, 1)
   TileList<S>::Build(params);
   const int warp = UniformWarpId();
   if (warp >= kConsumerWarps) {
-    DecreaseRegisters<40>();
+    DecreaseRegisters<24>();
     CopyRows<S>(params);
   } else {
-    IncreaseRegisters<232>();
+    IncreaseRegisters<240>();
     WeightStream<S>::Begin(params, warp);
     Rings rings;
     const int rounds = TileList<S>::Rounds();
