@@ -315,7 +315,11 @@ template <class S>
 __device__ inline void CopyRows(const Params& params) {
   // A thread copies one piece of every 16th row; the swizzle is the same for all of them.
   constexpr int kSteps = S::kTokens / 16;
-  constexpr int kLag = S::kStages - 2;  // stages under way beside the one being issued
+  // Stages under way beside the one being issued. They cover the latency of the L2; more would hold
+  // back stages that have landed: one is announced when the slot of the stage kLag after it is
+  // free, and so a warpgroup can be kStages - kLag - 1 stages ahead of the other one, which is what
+  // lets it multiply while that one stores its tile or the producers look up the next one.
+  constexpr int kLag = 2;
   const int thread = static_cast<int>(threadIdx.x) % 128;
   const int piece = thread % 8;
   const int first_row = thread / 8;
