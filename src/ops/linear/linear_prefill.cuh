@@ -320,6 +320,8 @@ __device__ inline void CopyRows(const Params& params) {
   // free, and so a warpgroup can be kStages - kLag - 1 stages ahead of the other one, which is what
   // lets it multiply while that one stores its tile or the producers look up the next one.
   constexpr int kLag = 2;
+  // Without anything consumed, kStages - kLag stages are announced: one warpgroup's lead.
+  static_assert(S::kChunkColumns / kStageColumns <= S::kStages - kLag);
   const int thread = static_cast<int>(threadIdx.x) % 128;
   const int piece = thread % 8;
   const int first_row = thread / 8;
@@ -671,7 +673,13 @@ __device__ inline void StoreGatedTile(const Params& params, const Tile& tile,
 struct Rings {
   Ring x;
   Ring weights;
+  bool lead = true;  // the first chunk of the first warpgroup is still to come
 };
+
+// The second warpgroup begins when the first one has multiplied a chunk, and stays that far behind:
+// so the tensor cores have work while either of them stores its tile. The ring has announced as
+// many stages by then.
+inline constexpr int kLeadBarrier = 1 + kConsumerWarpgroups;
 
 template <int kSize>
 __device__ inline void SetZero(float (&d)[kSize]) {
@@ -792,6 +800,10 @@ __device__ __forceinline__ void MultiplyTile(const Params& params, const Tile& t
       multiply_stage.template operator()<2>();
       multiply_stage.template operator()<3>();
     }
+    if (rings.lead) {
+      rings.lead = false;
+      if (warp < 4) NamedBarrierArrive(kLeadBarrier, 32 * kConsumerWarps);
+    }
     __syncwarp();
     WeightStream<S>::Issue(params, warp, rings.weights.slot);
     rings.weights.template Advance<S::kChunkSlots>();
@@ -840,6 +852,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     for (int round = 0; round < rounds; ++round) {
       const Tile tile = TileList<S>::At(params, round);
       if (tile.rows <= 0) continue;
+      if (rings.lead && warp >= 4) NamedBarrierSync(kLeadBarrier, 32 * kConsumerWarps);
       if (tile.rows <= 64) {
         MultiplyTile<S, 64>(params, tile, warp, rings);
       } else if (tile.rows <= 96) {
