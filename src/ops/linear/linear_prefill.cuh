@@ -11,9 +11,10 @@
 //   Two of consumers, 128 outputs each, as two blocks of 64. A warp owns one strip of 16 outputs of
 //   each block, and copies the strips itself, a chunk of four units at a time, by bulk copies into
 //   a ring that nobody else uses: it knows when a chunk has been read, so there is no barrier for
-//   that, and the ring runs ahead into the next tile. The warpgroup multiplies 64 columns of one
-//   block while it converts 64 columns of the other: one of the two sets of fragments is always in
-//   flight. Two warpgroups drift apart, so that one multiplies while the other stores its tile.
+//   that, and the ring runs ahead into the next tile. Every k16 step is a wgmma group of its own: a
+//   warpgroup converts the next step's fragment while up to three earlier ones are queued. The
+//   second warpgroup runs a chunk behind the first one, so that one multiplies while the other
+//   stores its tile or adds a segment.
 //
 //   One of producers, which copies rows of x in pieces of 16 bytes, gathered by row_index, into a
 //   ring of stages of 64 columns in the 128-byte swizzle.
@@ -23,6 +24,10 @@
 // there too. The rows of a unit (a group, or all) are cut into about equal tiles, which run as 64,
 // 96 or 128 columns of the instruction. When the last round of tiles would fill at most half of the
 // blocks, its tiles are halved along the tokens.
+//
+// Measured before: four steps converted, then four issued, and stages announced only when the ring
+// had wrapped around, reached 517 TFLOP/s with FP4 at 1536 rows per expert, gate and up, where
+// cuBLASLt's bf16 product had 819 (H200, December 2026).
 //
 // Weights whose K has several segments keep totals beside the accumulators, of one block of outputs
 // in registers and of the other one in shared memory; that leaves room for 96 tokens. All totals in
@@ -101,6 +106,8 @@ struct Shape {
   static constexpr bool kGated = kGatedOf;
   static constexpr bool kTotals = kTotalsOf;
   static constexpr int kTokens = kTotals ? 96 : 128;
+  // k16 steps of a warpgroup whose fragments may still be read while it converts the next one.
+  static constexpr int kStepsInFlight = kTotals ? 2 : 3;
   // Outputs of y per tile.
   static constexpr int kTileOutputs = kGated ? 128 : 256;
   // Four units of a strip, and scales: of FP4 those that follow the units, of FP8 the 16 bytes that
@@ -311,7 +318,13 @@ template <class S>
 __device__ inline void CopyRows(const Params& params) {
   // A thread copies one piece of every 16th row; the swizzle is the same for all of them.
   constexpr int kSteps = S::kTokens / 16;
-  constexpr int kLag = S::kStages - 2;  // stages under way beside the one being issued
+  // Stages under way beside the one being issued. They cover the latency of the L2; more would hold
+  // back stages that have landed: one is announced when the slot of the stage kLag after it is
+  // free, and so a warpgroup can be kStages - kLag - 1 stages ahead of the other one, which is what
+  // lets it multiply while that one stores its tile or the producers look up the next one.
+  constexpr int kLag = 2;
+  // Without anything consumed, kStages - kLag stages are announced: one warpgroup's lead.
+  static_assert(S::kChunkColumns / kStageColumns <= S::kStages - kLag);
   const int thread = static_cast<int>(threadIdx.x) % 128;
   const int piece = thread % 8;
   const int first_row = thread / 8;
@@ -459,55 +472,65 @@ __device__ inline uint32_t ExponentBf16x2(uint32_t bytes) {
   return __byte_perm(bytes, 0, 0x4040u | kByte | (kByte << 8)) << 7;
 }
 
-// The four k16 steps of a stage of a chunk.
+// What a lane needs of a block's stage (64 columns of a chunk) for its four k16 steps.
 template <WeightFormat kFormat, int kStage>
-__device__ inline void LoadFragments(uint32_t (&a)[4][4], const unsigned char* chunk, int lane,
-                                     uint32_t scales) {
-  if constexpr (kFormat == WeightFormat::kFp4Group) {
-    const uint4 words = LoadShared16(chunk + 512 * kStage + 16 * lane);
-    const uint32_t codes[4] = {words.x, words.y, words.z, words.w};
-    const uint32_t bytes =
-        *reinterpret_cast<const uint32_t*>(chunk + 2048 + 16 * (lane / 4) + 4 * kStage);
-    const uint32_t low[2] = {ExponentBf16x2<0>(bytes), ExponentBf16x2<2>(bytes)};   // row g
-    const uint32_t high[2] = {ExponentBf16x2<1>(bytes), ExponentBf16x2<3>(bytes)};  // row g + 8
-    constexpr uint32_t kPlaces = 0x81c081c0u;
+class StageCodes {
+ public:
+  __device__ StageCodes(const unsigned char* chunk, int lane, uint32_t scales) {
+    if constexpr (kFormat == WeightFormat::kFp4Group) {
+      words_[0] = LoadShared16(chunk + 512 * kStage + 16 * lane);
+      scales_ = *reinterpret_cast<const uint32_t*>(chunk + 2048 + 16 * (lane / 4) + 4 * kStage);
+    } else if constexpr (kFormat == WeightFormat::kFp8Block) {
 #pragma unroll
-    for (int step = 0; step < 4; ++step) {
-      const uint32_t c = codes[step];
-      a[step][0] = MulBf16x2(c & kPlaces, low[step / 2]);
-      a[step][1] = MulBf16x2((c << 3) & kPlaces, high[step / 2]);
-      a[step][2] = MulBf16x2((c << 6) & kPlaces, low[step / 2]);
-      a[step][3] =
-          MulBf16x2(((c << 1) & 0x80008000u) | ((c >> 4) & 0x00c000c0u) | ((c >> 5) & 0x01000100u),
-                    high[step / 2]);
-    }
-  } else if constexpr (kFormat == WeightFormat::kFp8Block) {
-    const uint32_t unit_scales[2] = {ExponentBf16x2<2 * kStage>(scales),
-                                     ExponentBf16x2<2 * kStage + 1>(scales)};
+      for (int unit = 0; unit < 2; ++unit)
+        words_[unit] = LoadShared16(chunk + 512 * (2 * kStage + unit) + 16 * lane);
+      scales_ = scales;
+    } else {
 #pragma unroll
-    for (int unit = 0; unit < 2; ++unit) {
-      const uint4 words = LoadShared16(chunk + 512 * (2 * kStage + unit) + 16 * lane);
-      const uint32_t codes[4] = {words.x, words.y, words.z, words.w};
-#pragma unroll
-      for (int half = 0; half < 4; ++half) {
-        const uint32_t c = codes[half];
-        uint32_t* const registers = &a[2 * unit + half / 2][half % 2 * 2];
-        registers[0] = MulBf16x2((c & 0x80008000u) | ((c >> 4) & 0x07f007f0u), unit_scales[unit]);
-        registers[1] =
-            MulBf16x2(((c << 8) & 0x80008000u) | ((c << 4) & 0x07f007f0u), unit_scales[unit]);
-      }
-    }
-  } else {
-#pragma unroll
-    for (int step = 0; step < 4; ++step) {
-      const uint4 words = LoadShared16(chunk + 512 * step + 16 * lane);
-      a[step][0] = words.x;
-      a[step][1] = words.y;
-      a[step][2] = words.z;
-      a[step][3] = words.w;
+      for (int step = 0; step < 4; ++step)
+        words_[step] = LoadShared16(chunk + 512 * step + 16 * lane);
     }
   }
-}
+
+  template <int kStep>
+  __device__ void Fragment(uint32_t (&a)[4]) const {
+    if constexpr (kFormat == WeightFormat::kFp4Group) {
+      const uint32_t codes[4] = {words_[0].x, words_[0].y, words_[0].z, words_[0].w};
+      const uint32_t c = codes[kStep];
+      const uint32_t low = ExponentBf16x2<kStep / 2 * 2>(scales_);       // row g
+      const uint32_t high = ExponentBf16x2<kStep / 2 * 2 + 1>(scales_);  // row g + 8
+      constexpr uint32_t kPlaces = 0x81c081c0u;
+      a[0] = MulBf16x2(c & kPlaces, low);
+      a[1] = MulBf16x2((c << 3) & kPlaces, high);
+      a[2] = MulBf16x2((c << 6) & kPlaces, low);
+      a[3] = MulBf16x2(
+          ((c << 1) & 0x80008000u) | ((c >> 4) & 0x00c000c0u) | ((c >> 5) & 0x01000100u), high);
+    } else if constexpr (kFormat == WeightFormat::kFp8Block) {
+      const uint4 words = words_[kStep / 2];
+      const uint32_t codes[2] = {kStep % 2 == 0 ? words.x : words.z,
+                                 kStep % 2 == 0 ? words.y : words.w};
+      const uint32_t scale = ExponentBf16x2<2 * kStage + kStep / 2>(scales_);
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const uint32_t c = codes[half];
+        a[2 * half] = MulBf16x2((c & 0x80008000u) | ((c >> 4) & 0x07f007f0u), scale);
+        a[2 * half + 1] = MulBf16x2(((c << 8) & 0x80008000u) | ((c << 4) & 0x07f007f0u), scale);
+      }
+    } else {
+      a[0] = words_[kStep].x;
+      a[1] = words_[kStep].y;
+      a[2] = words_[kStep].z;
+      a[3] = words_[kStep].w;
+    }
+  }
+
+ private:
+  static constexpr int kWords = kFormat == WeightFormat::kFp4Group   ? 1
+                                : kFormat == WeightFormat::kFp8Block ? 2
+                                                                     : 4;
+  uint4 words_[kWords];
+  uint32_t scales_ = 0;
+};
 
 // ---- Results --------------------------------------------------------------------------
 
@@ -653,7 +676,13 @@ __device__ inline void StoreGatedTile(const Params& params, const Tile& tile,
 struct Rings {
   Ring x;
   Ring weights;
+  bool lead = true;  // the first chunk of the first warpgroup is still to come
 };
+
+// The second warpgroup begins when the first one has multiplied a chunk, and stays that far behind:
+// so the tensor cores have work while either of them stores its tile. The ring has announced as
+// many stages by then.
+inline constexpr int kLeadBarrier = 1 + kConsumerWarpgroups;
 
 template <int kSize>
 __device__ inline void SetZero(float (&d)[kSize]) {
@@ -740,23 +769,28 @@ __device__ __forceinline__ void MultiplyTile(const Params& params, const Tile& t
       BarrierWait(Barriers<S>::XFull(rings.x.slot), rings.x.parity);
       const uint64_t x =
           AdvanceDescriptor(first_stage, static_cast<uint32_t>(rings.x.slot * S::kStageBytes));
-#pragma unroll
-      for (int block = 0; block < kBlocks; ++block) {
-        uint32_t a[4][4];
-        LoadFragments<S::kFormat, kStage>(a, chunk + block * S::kChunkBytes, lane, scales[block]);
-        WarpgroupFence();
-#pragma unroll
-        for (int step = 0; step < 4; ++step) {
-          WarpgroupMmaRegisters<0>(sums[block], a[step],
-                                   AdvanceDescriptor(x, static_cast<uint32_t>(32 * step)), true);
-        }
-        WarpgroupCommit();
-        // The other block's product of before has ended, and with the first one of this stage
-        // everything that reads the stage before.
-        WarpgroupWait<1>();
-        if (block == 0 && used_slot >= 0 && lane == 0)
-          BarrierArrive(Barriers<S>::XEmpty(used_slot));
-      }
+      const auto multiply_block = [&]<int kBlock>() {
+        const StageCodes<S::kFormat, kStage> codes(chunk + kBlock * S::kChunkBytes, lane,
+                                                   scales[kBlock]);
+        const auto multiply_step = [&]<int kStep>() {
+          uint32_t a[4];
+          codes.template Fragment<kStep>(a);
+          WarpgroupFence();
+          WarpgroupMmaRegisters<0>(sums[kBlock], a,
+                                   AdvanceDescriptor(x, static_cast<uint32_t>(32 * kStep)), true);
+          WarpgroupCommit();
+          WarpgroupWait<S::kStepsInFlight>();
+          // Everything that reads the stage before has ended.
+          if (kBlock == 0 && kStep == S::kStepsInFlight - 1 && used_slot >= 0 && lane == 0)
+            BarrierArrive(Barriers<S>::XEmpty(used_slot));
+        };
+        multiply_step.template operator()<0>();
+        multiply_step.template operator()<1>();
+        multiply_step.template operator()<2>();
+        multiply_step.template operator()<3>();
+      };
+      multiply_block.template operator()<0>();
+      multiply_block.template operator()<1>();
       used_slot = rings.x.slot;
       rings.x.template Advance<S::kStages>();
     };
@@ -768,6 +802,10 @@ __device__ __forceinline__ void MultiplyTile(const Params& params, const Tile& t
     if constexpr (S::kChunkColumns >= 256) {
       multiply_stage.template operator()<2>();
       multiply_stage.template operator()<3>();
+    }
+    if (rings.lead) {
+      rings.lead = false;
+      if (warp < 4) NamedBarrierArrive(kLeadBarrier, 32 * kConsumerWarps);
     }
     __syncwarp();
     WeightStream<S>::Issue(params, warp, rings.weights.slot);
@@ -807,16 +845,17 @@ __global__ void __launch_bounds__(kThreads, 1)
   TileList<S>::Build(params);
   const int warp = UniformWarpId();
   if (warp >= kConsumerWarps) {
-    DecreaseRegisters<40>();
+    DecreaseRegisters<24>();
     CopyRows<S>(params);
   } else {
-    IncreaseRegisters<232>();
+    IncreaseRegisters<240>();
     WeightStream<S>::Begin(params, warp);
     Rings rings;
     const int rounds = TileList<S>::Rounds();
     for (int round = 0; round < rounds; ++round) {
       const Tile tile = TileList<S>::At(params, round);
       if (tile.rows <= 0) continue;
+      if (rings.lead && warp >= 4) NamedBarrierSync(kLeadBarrier, 32 * kConsumerWarps);
       if (tile.rows <= 64) {
         MultiplyTile<S, 64>(params, tile, warp, rings);
       } else if (tile.rows <= 96) {
