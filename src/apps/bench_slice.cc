@@ -49,7 +49,7 @@ Status CheckRange(const char* option, int64_t value, int64_t least, int64_t most
 Status CheckMemory(const SliceSetup& setup, Stream& stream) {
   if (stream.device().kind == DeviceKind::kCpu) return {};
   const RankSliceBytes need = RankSliceMemory(setup.config, setup.shape);
-  const int64_t total = need.total() + 2 * DeviceCopies::kBytes;
+  const int64_t total = need.total() + 2 * setup.copy_bytes;
   DI_ASSIGN_OR_RETURN(const int64_t have, cuda::FreeMemoryBytes(stream.device().index));
   if (total <= have) return {};
   return Fail(Code::kResourceExhausted,
@@ -57,7 +57,7 @@ Status CheckMemory(const SliceSetup& setup, Stream& stream) {
                           "step, {} for copies); {} has {} free. Fewer layers or sequences, a "
                           "shorter context or more ranks need less.",
                           HumanBytes(total), HumanBytes(need.weights), HumanBytes(need.caches),
-                          HumanBytes(need.step), HumanBytes(2 * DeviceCopies::kBytes),
+                          HumanBytes(need.scratch + need.step), HumanBytes(2 * setup.copy_bytes),
                           DeviceName(stream.device()), HumanBytes(have)));
 }
 
@@ -101,29 +101,36 @@ Result<SliceSetup> ResolveSlice(const BenchSliceOptions& options) {
     shape.sequences = options.batch;
     shape.before = context - 1;
   }
-  return SliceSetup{.config = std::move(config), .shape = shape};
+  return SliceSetup{.config = std::move(config), .shape = shape, .runs = options.runs};
 }
 
-Result<SliceTimes> MeasureSlice(const SliceSetup& setup, int runs, Stream& stream) {
+Result<SliceTimes> MeasureSlice(const SliceSetup& setup, Stream& stream) {
   DI_RETURN_IF_ERROR(CheckMemory(setup, stream));
   SliceTimes times;
-  times.runs = runs;
   const bool gpu = stream.device().kind == DeviceKind::kCuda;
   times.graph = gpu && cuda::RecordsGraphs();
   std::optional<DeviceCopies> copies;
   if (gpu) {
-    DI_ASSIGN_OR_RETURN(copies, DeviceCopies::Create(stream));
+    DI_ASSIGN_OR_RETURN(copies, DeviceCopies::Create(setup.copy_bytes, stream));
     DI_ASSIGN_OR_RETURN(times.copy_bytes_per_s, copies->Measure(stream));
   }
+  const RankSliceBytes need = RankSliceMemory(setup.config, setup.shape);
+  Log(LogLevel::kInfo, "loading random weights_bytes={} caches_bytes={} step_bytes={}",
+      need.weights, need.caches, need.scratch + need.step);
   const Clock::time_point start = Clock::now();
+  DI_RETURN_IF_ERROR(stream.ReserveScratch(need.scratch));
   DI_ASSIGN_OR_RETURN(const std::unique_ptr<RankSlice> slice,
                       RankSlice::Create(setup.config, setup.shape, stream));
   times.load_s = std::chrono::duration<double>(Clock::now() - start).count();
   times.work = slice->work();
   PartTimer probe(stream);
-  // Also loads the kernels and makes the scratch memory.
+  // Also loads the kernels, and shows how much scratch memory they take: what was added to the
+  // reserve on the way would come in other pieces next time, but a recording cannot allocate.
   DI_RETURN_IF_ERROR(slice->RunStep(probe));
   DI_RETURN_IF_ERROR(stream.Synchronize());
+  times.peak_scratch_bytes = stream.peak_scratch_bytes();
+  if (times.peak_scratch_bytes > need.scratch)
+    DI_RETURN_IF_ERROR(stream.ReserveScratch(times.peak_scratch_bytes));
   DI_ASSIGN_OR_RETURN(times.non_finite_logits, CountNonFinite(slice->logits(), stream));
 
   StepGraph graph;
@@ -134,7 +141,7 @@ Result<SliceTimes> MeasureSlice(const SliceSetup& setup, int runs, Stream& strea
   for (int i = 0; gpu && i < kWarmUps; ++i) DI_RETURN_IF_ERROR(step());
   StreamMarks marks(stream);
   DI_RETURN_IF_ERROR(marks.Add());
-  for (int i = 0; i < runs; ++i) {
+  for (int i = 0; i < setup.runs; ++i) {
     DI_RETURN_IF_ERROR(step());
     DI_RETURN_IF_ERROR(marks.Add());
   }
@@ -158,7 +165,6 @@ Result<SliceTimes> MeasureSlice(const SliceSetup& setup, int runs, Stream& strea
     times.part_s[p] = Quantile(parts[p], 0.5);
   }
   times.part_visits = probe.PartVisits();
-  times.peak_scratch_bytes = stream.peak_scratch_bytes();
   return times;
 }
 
@@ -217,7 +223,7 @@ std::string Report(const SliceSetup& setup, const std::string& device, const Sli
       Mean(times.work.expert_rows), Mean(times.work.touched_experts), times.load_s,
       HumanBytes(times.peak_scratch_bytes), ceilings.bytes_per_s * 1e-12,
       ceilings.flops_per_s * 1e-12, times.copy_bytes_per_s * 1e-12, times.median_s * 1e3,
-      times.p10_s * 1e3, times.p90_s * 1e3, times.runs,
+      times.p10_s * 1e3, times.p90_s * 1e3, setup.runs,
       times.graph ? "replays of one graph" : "steps");
   text += fmt::format("\n{:<20}{:>7}{:>11}{:>9}{:>10}{:>10}{:>12}{:>8}{:>8}\n", "part", "visits",
                       "us/step", "of time", "MB", "GFLOP", "bound, us", "by", "share");
@@ -273,7 +279,7 @@ nlohmann::json JsonReport(const SliceSetup& setup, const std::string& device,
           {"expert_rows_per_layer", Mean(times.work.expert_rows)},
           {"touched_experts_per_layer", Mean(times.work.touched_experts)},
           {"graph", times.graph},
-          {"runs", times.runs},
+          {"runs", setup.runs},
           {"median_ms", times.median_s * 1e3},
           {"p10_ms", times.p10_s * 1e3},
           {"p90_ms", times.p90_s * 1e3},
@@ -317,7 +323,7 @@ int RunBenchSlice(const BenchSliceOptions& options) {
   const Result<cuda::DeviceProperties> properties =
       cuda::GetDeviceProperties((*stream)->device().index);
   if (!properties.has_value()) return PrintError(properties.error());
-  const Result<SliceTimes> times = MeasureSlice(*setup, options.runs, **stream);
+  const Result<SliceTimes> times = MeasureSlice(*setup, **stream);
   if (!times.has_value()) return PrintError(times.error());
   const Ceilings ceilings;
   Status printed = WriteStdout(Report(*setup, properties->name, *times, ceilings));

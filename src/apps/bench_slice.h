@@ -19,12 +19,13 @@ namespace deepinfer {
 struct SliceSetup {
   ModelConfig config;
   RankSliceShape shape;
+  int runs = 30;                          // timed steps
+  int64_t copy_bytes = int64_t{1} << 30;  // of the copies that measure the device's memory
 };
 // Errors: kInvalidArgument with a sentence.
 Result<SliceSetup> ResolveSlice(const BenchSliceOptions& options);
 
 struct SliceTimes {
-  int runs = 0;
   bool graph = false;   // replayed, or launched kernel by kernel
   double median_s = 0;  // of the runs
   double p10_s = 0;
@@ -39,6 +40,6 @@ struct SliceTimes {
 };
 // Makes the slice on the stream's device and times its step, as a graph where there are any.
 // Errors: kResourceExhausted, also when the device has too little memory, and those of operations.
-Result<SliceTimes> MeasureSlice(const SliceSetup& setup, int runs, Stream& stream);
+Result<SliceTimes> MeasureSlice(const SliceSetup& setup, Stream& stream);
 
 }  // namespace deepinfer

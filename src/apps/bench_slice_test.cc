@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <memory>
 #include <numeric>
 
 #include "model/random_checkpoint.h"
@@ -69,7 +70,9 @@ SliceSetup TinySetup(int64_t rows, int64_t decoder_rows) {
                     .before = rows == 1 ? 299 : 130,
                     .rows = rows,
                     .decoder_rows = decoder_rows,
-                    .seed = 3}};
+                    .seed = 3},
+          .runs = 3,
+          .copy_bytes = 4096};
 }
 
 void ExpectPlausible(const SliceTimes& times, const SliceSetup& setup) {
@@ -90,7 +93,7 @@ void ExpectPlausible(const SliceTimes& times, const SliceSetup& setup) {
 TEST(BenchSliceTest, ATinyDecodeStepRunsOnTheCpu) {
   Stream stream(2);
   const SliceSetup setup = TinySetup(1, 1);
-  const Result<SliceTimes> times = MeasureSlice(setup, 3, stream);
+  const Result<SliceTimes> times = MeasureSlice(setup, stream);
   ASSERT_TRUE(times.has_value()) << times.error().message;
   ExpectPlausible(*times, setup);
   // Five rows on each of four ranks go to three experts each, a quarter of which are here.
@@ -102,10 +105,21 @@ TEST(BenchSliceTest, ATinyDecodeStepRunsOnTheCpu) {
 TEST(BenchSliceTest, ATinyPrefillStepRunsOnTheCpu) {
   Stream stream(2);
   const SliceSetup setup = TinySetup(40, 12);
-  const Result<SliceTimes> times = MeasureSlice(setup, 3, stream);
+  const Result<SliceTimes> times = MeasureSlice(setup, stream);
   ASSERT_TRUE(times.has_value()) << times.error().message;
   ExpectPlausible(*times, setup);
   EXPECT_GT(times->work.expert_rows.front(), times->work.expert_rows.back());
+}
+
+TEST(BenchSliceTest, TinyStepsRunOnACudaDevice) {
+  const Result<std::unique_ptr<Stream>> stream = Stream::CreateCuda(0, 2);
+  if (!stream.has_value()) GTEST_SKIP() << stream.error().message;
+  for (const SliceSetup& setup : {TinySetup(1, 1), TinySetup(40, 12)}) {
+    const Result<SliceTimes> times = MeasureSlice(setup, **stream);
+    ASSERT_TRUE(times.has_value()) << times.error().message;
+    ExpectPlausible(*times, setup);
+    EXPECT_GT(times->copy_bytes_per_s, 0);
+  }
 }
 
 }  // namespace

@@ -86,15 +86,16 @@ RankSliceBytes RankSliceMemory(const ModelConfig& config, const RankSliceShape& 
       shape.sequences *
       (BlocksPerSequence(shape) * geometry.BytesPerBlock() +
        PagesPerSequence(config, shape) * geometry.BytesPerWindowPage() + geometry.BytesPerSlot());
-  bytes.step = StepScratchBytes(config, {.rows = rows,
-                                         .sequences = shape.sequences,
-                                         .logit_rows = shape.sequences,
-                                         .context = shape.before + shape.rows,
-                                         .table_pages = PagesPerSequence(config, shape),
-                                         .drops_rows = shape.decoder_rows < shape.rows,
-                                         .num_threads = 1});
-  bytes.step += shape.sequences * config.vocab_size * 4;
+  bytes.scratch = StepScratchBytes(config, {.rows = rows,
+                                            .sequences = shape.sequences,
+                                            .logit_rows = shape.sequences,
+                                            .context = shape.before + shape.rows,
+                                            .table_pages = PagesPerSequence(config, shape),
+                                            .drops_rows = shape.decoder_rows < shape.rows,
+                                            .num_threads = 1});
   // The rows that arrive are as many as the slots, give or take a few.
+  bytes.scratch += slots / 4 * (config.moe_intermediate_size + config.hidden_size) * 2;
+  bytes.step = shape.sequences * config.vocab_size * 4;
   bytes.step += slots / 4 * 9 * config.hidden_size * 2 + config.num_hidden_layers * slots * 12;
   return bytes;
 }

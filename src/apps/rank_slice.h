@@ -32,9 +32,10 @@ struct RankSliceShape {
 struct RankSliceBytes {
   int64_t weights = 0;
   int64_t caches = 0;
-  int64_t step = 0;  // scratch, logits, and what the wire would bring
+  int64_t scratch = 0;
+  int64_t step = 0;  // logits, and what the wire would bring
   int64_t total() const {
-    return weights + caches + step;
+    return weights + caches + scratch + step;
   }
 };
 // From the shape alone, a little too much rather than too little.

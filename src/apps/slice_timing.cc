@@ -91,18 +91,17 @@ Status StepGraph::Replay(Stream& stream) {
   return cuda::LaunchGraph(graph_, stream.cuda_stream());
 }
 
-Result<DeviceCopies> DeviceCopies::Create(Stream& stream) {
+Result<DeviceCopies> DeviceCopies::Create(int64_t bytes, Stream& stream) {
   DeviceCopies copies;
-  DI_ASSIGN_OR_RETURN(copies.source_, Buffer::AllocateZeroed(stream.device(), kBytes));
-  DI_ASSIGN_OR_RETURN(copies.target_, Buffer::Allocate(stream.device(), kBytes));
+  DI_ASSIGN_OR_RETURN(copies.source_, Buffer::AllocateZeroed(stream.device(), bytes));
+  DI_ASSIGN_OR_RETURN(copies.target_, Buffer::Allocate(stream.device(), bytes));
   return copies;
 }
 
 Status DeviceCopies::Enqueue(int copies, Stream& stream) {
-  for (int i = 0; i < copies; ++i) {
-    DI_RETURN_IF_ERROR(CopyOnDevice(source_.View(DType::kU8, {kBytes}),
-                                    target_.View(DType::kU8, {kBytes}), stream));
-  }
+  const TensorView source = source_.View(DType::kU8, {source_.bytes()});
+  const TensorView target = target_.View(DType::kU8, {source_.bytes()});
+  for (int i = 0; i < copies; ++i) DI_RETURN_IF_ERROR(CopyOnDevice(source, target, stream));
   return {};
 }
 
@@ -117,7 +116,7 @@ Result<double> DeviceCopies::Measure(Stream& stream) {
   }
   DI_ASSIGN_OR_RETURN(std::vector<double> seconds, marks.Seconds());
   std::sort(seconds.begin(), seconds.end());
-  return 2.0 * static_cast<double>(kBytes) / Quantile(seconds, 0.5);
+  return 2.0 * static_cast<double>(source_.bytes()) / Quantile(seconds, 0.5);
 }
 
 double Quantile(const std::vector<double>& sorted, double q) {

@@ -10,6 +10,7 @@
 
 #include "base/error.h"
 #include "model/step_probe.h"
+#include "tensor/buffer.h"
 #include "tensor/stream.h"
 
 namespace deepinfer {
@@ -78,9 +79,8 @@ class StepGraph {
 // Two pieces of device memory, for copies from one to the other.
 class DeviceCopies {
  public:
-  static constexpr int64_t kBytes = int64_t{1} << 30;
-
-  static Result<DeviceCopies> Create(Stream& stream);
+  // Each piece has so many bytes.
+  static Result<DeviceCopies> Create(int64_t bytes, Stream& stream);
   Status Enqueue(int copies, Stream& stream);
   // Bytes read and written per second: the median of ten copies.
   Result<double> Measure(Stream& stream);
