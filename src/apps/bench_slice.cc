@@ -30,7 +30,7 @@ constexpr int64_t kExperts = 384;
 constexpr int64_t kMaxRows = 1 << 16;
 constexpr int64_t kDecodeContext = 131072;
 constexpr int kWarmUps = 5;
-constexpr int kPartRuns = 5;
+constexpr int kPartRuns = 3;
 // Copies in front of a step that is launched kernel by kernel: about 10 ms, in which the host gets
 // ahead of the device. Otherwise short kernels would be timed as long as their launches take.
 constexpr int kCopiesAhead = 20;
@@ -138,7 +138,7 @@ Result<SliceTimes> MeasureSlice(const SliceSetup& setup, Stream& stream) {
     DI_RETURN_IF_ERROR(graph.Record([&] { return slice->RunStep(probe); }, stream));
   }
   const auto step = [&] { return times.graph ? graph.Replay(stream) : slice->RunStep(probe); };
-  for (int i = 0; gpu && i < kWarmUps; ++i) DI_RETURN_IF_ERROR(step());
+  for (int i = 0; times.graph && i < kWarmUps; ++i) DI_RETURN_IF_ERROR(step());
   StreamMarks marks(stream);
   DI_RETURN_IF_ERROR(marks.Add());
   for (int i = 0; i < setup.runs; ++i) {

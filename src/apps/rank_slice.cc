@@ -92,7 +92,8 @@ RankSliceBytes RankSliceMemory(const ModelConfig& config, const RankSliceShape& 
                                             .context = shape.before + shape.rows,
                                             .table_pages = PagesPerSequence(config, shape),
                                             .drops_rows = shape.decoder_rows < shape.rows,
-                                            .num_threads = 1});
+                                            .num_threads = 1,
+                                            .gpu = true});
   // The rows that arrive are as many as the slots, give or take a few.
   bytes.scratch += slots / 4 * (config.moe_intermediate_size + config.hidden_size) * 2;
   bytes.step = shape.sequences * config.vocab_size * 4;
