@@ -80,4 +80,22 @@ struct BenchPrefillOptions {
 // decoder half.
 int RunBenchPrefill(const BenchPrefillOptions& options);
 
+struct BenchSliceOptions {
+  std::string device = "auto";  // a CUDA device
+  int threads = 0;              // that make the weights; 0: one per usable core
+  int64_t layers = 40;
+  int64_t ep = 64;       // ranks that share the experts of a layer
+  int64_t batch = 256;   // sequences that decode together on the rank
+  int64_t context = -1;  // tokens of each; with prefill: before the new ones. -1: 131,072, or none
+  int64_t prefill = 0;   // new tokens of one prompt; 0: a decode step
+  int64_t replay = 140;  // of these, the last ones that run the decoder half
+  int64_t engram_rows = int64_t{1} << 22;  // of each n-gram table
+  int runs = 30;                           // timed steps
+  uint64_t seed = 0;
+  std::string json = {};  // file for the results; empty: none
+};
+// One rank's share of an expert-parallel deployment at the released widths, with random weights and
+// full caches, without the wire: tokens per second against the device's bound, and time by parts.
+int RunBenchSlice(const BenchSliceOptions& options);
+
 }  // namespace deepinfer

@@ -658,6 +658,49 @@ void AddBenchCommand(CLI::App& app, int& status) {
   serve_command->add_option("--json", serve->json, "Write the results to this file")
       ->check(FileName());
   serve_command->callback([serve, &status] { status = RunBenchServe(*serve); });
+  auto slice = std::make_shared<BenchSliceOptions>();
+  CLI::App* slice_command = command->add_subcommand(
+      "slice", "Time one rank's share of an expert-parallel deployment, without the wire");
+  slice_command->footer(
+      "Random weights at the released widths on one CUDA device. Without --prefill a decode step "
+      "of "
+      "--batch sequences,\nwith it one prompt's step; the experts get the rows that all ranks "
+      "would "
+      "send. Printed: tokens per second beside\nwhat the device could do, and the same for each "
+      "part "
+      "of the step.");
+  slice_command->add_option("--device", slice->device, "cuda:N, or auto: the first CUDA device")
+      ->capture_default_str();
+  slice_command
+      ->add_option("--threads", slice->threads, "That make the weights; 0: one per processor")
+      ->check(CLI::Range(0, 1024))
+      ->capture_default_str();
+  slice_command->add_option("--layers", slice->layers, "The released model has 40")
+      ->capture_default_str();
+  slice_command->add_option("--ep", slice->ep, "Ranks that share the 384 experts of a layer")
+      ->capture_default_str();
+  CLI::Option* slice_batch =
+      slice_command
+          ->add_option("--batch", slice->batch, "Sequences that decode together on the rank")
+          ->capture_default_str();
+  slice_command->add_option("--context", slice->context,
+                            "Tokens of each sequence; with --prefill, before the new ones. Absent: "
+                            "131072, with --prefill 0");
+  CLI::Option* slice_prefill =
+      slice_command->add_option("--prefill", slice->prefill, "New tokens of one prompt")
+          ->excludes(slice_batch);
+  slice_command->add_option("--replay", slice->replay, "Last of these that run the decoder half")
+      ->needs(slice_prefill)
+      ->capture_default_str();
+  slice_command->add_option("--engram-rows", slice->engram_rows, "Of each n-gram table")
+      ->capture_default_str();
+  slice_command->add_option("--runs", slice->runs, "Steps timed; the median counts")
+      ->capture_default_str();
+  slice_command->add_option("--seed", slice->seed, "Of weights, tokens and routing")
+      ->capture_default_str();
+  slice_command->add_option("--json", slice->json, "Write the results to this file")
+      ->check(FileName());
+  slice_command->callback([slice, &status] { status = RunBenchSlice(*slice); });
   auto host = std::make_shared<BenchHostOptions>();
   CLI::App* host_command =
       command->add_subcommand("host", "Time what a decode step costs on the host beside the model");

@@ -1,5 +1,6 @@
 #include "model/model.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "ops/cache_records/cache_records.h"
@@ -26,6 +27,7 @@ namespace deepinfer {
 // Everything that lives for one step. Scratch of a sub-layer is taken and returned inside it.
 struct Model::Step {
   const StepBatch* batch = nullptr;
+  StepProbe* probe = nullptr;
   const CacheViews* caches = nullptr;
   const BatchLayout* layout = nullptr;  // of the rows that the current layer runs
   int64_t rows = 0;
@@ -66,13 +68,14 @@ Model::Model(ModelConfig config, ModelWeights weights, Numerics numerics)
 }
 
 Status Model::Forward(const StepBatch& batch, const CacheViews& caches, const TensorView& logits,
-                      LayerTrace* trace, Stream& stream) const {
+                      LayerTrace* trace, Stream& stream, StepProbe* probe) const {
   const int64_t rows = batch.layout.num_rows();
   const int64_t hidden = config_.hidden_size;
   const int64_t pairs = config_.qk_rope_head_dim / 2;
   ScratchScope scratch(stream);
   Step step;
   step.batch = &batch;
+  step.probe = probe;
   step.caches = &caches;
   step.layout = &batch.layout;
   step.rows = rows;
@@ -91,6 +94,7 @@ Status Model::Forward(const StepBatch& batch, const CacheViews& caches, const Te
   step.candidates = scratch.Tensor(DType::kI32, {rows, config_.candidate_topk_blocks});
   step.experts = scratch.Tensor(DType::kI32, {rows, config_.num_experts_per_tok});
 
+  DI_RETURN_IF_ERROR(Enter(StepPart::kInputs, step, stream));
   DI_RETURN_IF_ERROR(RopeTable({.positions = batch.layout.positions,
                                 .frequencies = weights_.window_frequencies,
                                 .table = step.window_table},
@@ -131,9 +135,11 @@ Status Model::Forward(const StepBatch& batch, const CacheViews& caches, const Te
       // The compressed keys of this layer are the decoder half's long-range memory, so every row
       // leaves its own; for rows that are dropped nothing else of the layer is needed.
       DI_RETURN_IF_ERROR(Expand(step, stream));
+      DI_RETURN_IF_ERROR(Enter(StepPart::kHyperConnection, step, stream));
       DI_RETURN_IF_ERROR(HcCollapseNorm(CollapseArgs(w.attn_norm, step), stream));
       DI_RETURN_IF_ERROR(CompressKeys(layer, step, stream));
       if (batch.kept_rows.rows() == 0) return {};
+      DI_RETURN_IF_ERROR(Enter(StepPart::kHyperConnection, step, stream));
       DI_RETURN_IF_ERROR(KeepRows(step, scratch, stream));
       DI_RETURN_IF_ERROR(HcMix(MixArgs(w.hc_attn, step), stream));
       std::swap(step.pre, step.next_pre);
@@ -157,6 +163,7 @@ Status Model::Forward(const StepBatch& batch, const CacheViews& caches, const Te
   const int64_t num_logits = batch.logit_rows.rows();
   if (num_logits == 0) return {};
   const TensorView last = scratch.Tensor(DType::kBf16, {num_logits, hidden});
+  DI_RETURN_IF_ERROR(Enter(StepPart::kHead, step, stream));
   DI_RETURN_IF_ERROR(HcCollapseNorm({.streams = step.streams,
                                      .pre = step.pre,
                                      .row_index = batch.logit_rows,
@@ -166,6 +173,11 @@ Status Model::Forward(const StepBatch& batch, const CacheViews& caches, const Te
                                      .norm_eps = config_.rms_norm_eps},
                                     stream));
   return Linear({.x = last, .weight = &weights_.head, .y = logits}, stream);
+}
+
+Status Model::Enter(StepPart part, const Step& step, Stream& stream) {
+  if (step.probe == nullptr) return {};
+  return step.probe->Enter(part, stream);
 }
 
 Status Model::KeepRows(Step& step, ScratchScope& scratch, Stream& stream) const {
@@ -217,6 +229,7 @@ HcCollapseNormArgs Model::CollapseArgs(const TensorView& norm, const Step& step)
 
 Status Model::Expand(Step& step, Stream& stream) const {
   if (!std::exchange(step.has_output, false)) return {};
+  DI_RETURN_IF_ERROR(Enter(StepPart::kHyperConnection, step, stream));
   return HcExpand({.x = step.y, .post = step.post, .comb = step.comb, .streams = step.streams},
                   stream);
 }
@@ -229,6 +242,7 @@ Status Model::EnterSubLayer(const HcWeights& hc, const TensorView& norm, Step& s
   if (std::exchange(step.has_output, false)) {
     args.expand = {.x = step.y, .post = step.post, .comb = step.comb, .streams = step.streams};
   }
+  DI_RETURN_IF_ERROR(Enter(StepPart::kHyperConnection, step, stream));
   DI_RETURN_IF_ERROR(HcBoundary(args, stream));
   std::swap(step.pre, step.next_pre);
   return {};
@@ -260,7 +274,9 @@ Status Model::Attention(int64_t layer, Step& step, Stream& stream) const {
     down.push_back({.x = step.x, .weight = &indexer->weights_proj, .y = index_weights});
     up.push_back({.x = step.qr_grid, .weight = &indexer->wq_b, .y = index_q});
   }
+  DI_RETURN_IF_ERROR(Enter(StepPart::kDownProjections, step, stream));
   DI_RETURN_IF_ERROR(LinearBatch(down, stream));
+  DI_RETURN_IF_ERROR(Enter(StepPart::kLatentInputs, step, stream));
   DI_RETURN_IF_ERROR(LatentInputs({.q = qr,
                                    .q_weight = w.q_norm,
                                    .q_grid = step.qr_grid,
@@ -272,6 +288,7 @@ Status Model::Attention(int64_t layer, Step& step, Stream& stream) const {
                                    .pages = pages,
                                    .eps = config_.rms_norm_eps},
                                   stream));
+  DI_RETURN_IF_ERROR(Enter(StepPart::kUpProjections, step, stream));
   DI_RETURN_IF_ERROR(LinearBatch(up, stream));
   if (indexer != nullptr)
     DI_RETURN_IF_ERROR(SelectEntries(layer, index_q, index_weights, step, stream));
@@ -295,7 +312,9 @@ Status Model::Attention(int64_t layer, Step& step, Stream& stream) const {
     attention.kv_blocks = step.caches->kv_blocks[static_cast<size_t>(producer)];
     attention.selected = step.selected;
   }
+  DI_RETURN_IF_ERROR(Enter(StepPart::kAttention, step, stream));
   DI_RETURN_IF_ERROR(SparseAttention(attention, stream));
+  DI_RETURN_IF_ERROR(Enter(StepPart::kOutputProjections, step, stream));
 
   const int64_t group_width = heads * dim / config_.o_groups;
   const int64_t rank = config_.o_lora_rank;
@@ -322,6 +341,7 @@ Status Model::CompressKeys(int64_t layer, Step& step, Stream& stream) const {
   size_t kind = 0;
   const CompressedEntries& entries = step.entries(config_.ratio(layer), &kind);
   ScratchScope scratch(stream);
+  DI_RETURN_IF_ERROR(Enter(StepPart::kCompressor, step, stream));
 
   const TensorView pooled = scratch.Tensor(DType::kBf16, {entries.count(), dim});
   if (config_.ratio(layer) == 1) {
@@ -374,6 +394,7 @@ Status Model::CompressKeys(int64_t layer, Step& step, Stream& stream) const {
 
 Status Model::SelectEntries(int64_t layer, const TensorView& q, const TensorView& weights,
                             Step& step, Stream& stream) const {
+  DI_RETURN_IF_ERROR(Enter(StepPart::kIndexer, step, stream));
   const TensorView q_heads = q.Reshape({step.rows, config_.index_n_heads, config_.index_head_dim});
   DI_RETURN_IF_ERROR(
       Rope({.x = q_heads, .table = step.compressed_table, .quantize_q4p = true}, stream));
@@ -405,6 +426,7 @@ Status Model::MixtureOfExperts(int64_t layer, Step& step, Stream& stream) const 
   const int64_t hidden = config_.hidden_size;
   ScratchScope scratch(stream);
 
+  DI_RETURN_IF_ERROR(Enter(StepPart::kRouter, step, stream));
   const TensorView logits = scratch.Tensor(DType::kF32, {rows, experts});
   DI_RETURN_IF_ERROR(Linear({.x = step.x, .weight = &w.gate, .y = logits}, stream));
   const TensorView weights = scratch.Tensor(DType::kF32, {rows, k});
@@ -423,28 +445,38 @@ Status Model::MixtureOfExperts(int64_t layer, Step& step, Stream& stream) const 
                                 .slot_position = scratch.Tensor(DType::kI32, {rows, k})};
   DI_RETURN_IF_ERROR(RouteExperts(select, group, stream));
 
-  const TensorView inner = scratch.Tensor(DType::kBf16, {rows * k, intermediate});
-  const TensorView routed = scratch.Tensor(DType::kBf16, {rows * k, hidden});
-  GatedLinearArgs gated{.x = step.x_grid,
-                        .row_index = group.row_index,
-                        .group_offsets = group.group_offsets,
+  ExpertRows here{.x = step.x_grid,
+                  .row_index = group.row_index,
+                  .grouped_weight = group.grouped_weight,
+                  .group_offsets = group.group_offsets};
+  const bool exchanges = step.probe != nullptr && !step.probe->expert_rows.empty();
+  if (exchanges) here = step.probe->expert_rows[static_cast<size_t>(layer)];
+  const int64_t grouped = here.row_index.rows();
+  const TensorView inner = scratch.Tensor(DType::kBf16, {std::max(grouped, rows), intermediate});
+  const TensorView outputs = scratch.Tensor(DType::kBf16, {grouped, hidden});
+  DI_RETURN_IF_ERROR(Enter(StepPart::kExperts, step, stream));
+  GatedLinearArgs gated{.x = here.x,
+                        .row_index = here.row_index,
+                        .group_offsets = here.group_offsets,
                         .gate_weights = w.experts.w1_ptr,
                         .up_weights = w.experts.w3_ptr,
-                        .row_weight = group.grouped_weight,
+                        .row_weight = here.grouped_weight,
                         .limit = config_.swiglu_limit,
-                        .out = inner,
+                        .out = inner.Rows(0, grouped),
                         .numerics = numerics_};
   DI_RETURN_IF_ERROR(GatedLinear(gated, stream));
-  DI_RETURN_IF_ERROR(GroupedLinear({.x = inner,
+  DI_RETURN_IF_ERROR(GroupedLinear({.x = inner.Rows(0, grouped),
                                     .row_index = {},
-                                    .group_offsets = group.group_offsets,
+                                    .group_offsets = here.group_offsets,
                                     .weights = w.experts.w2_ptr,
-                                    .y = routed},
+                                    .y = outputs},
                                    stream));
+  DI_RETURN_IF_ERROR(Enter(StepPart::kSharedExpert, step, stream));
 
   const LinearWeight* shared_gate = &w.shared_w1;
   const LinearWeight* shared_up = &w.shared_w3;
   const TensorView shared_inner = inner.Rows(0, rows);
+  gated.x = step.x_grid;
   gated.row_index = {};
   gated.group_offsets = {};
   gated.gate_weights = {&shared_gate, 1};
@@ -454,7 +486,8 @@ Status Model::MixtureOfExperts(int64_t layer, Step& step, Stream& stream) const 
   DI_RETURN_IF_ERROR(GatedLinear(gated, stream));
   const TensorView shared = scratch.Tensor(DType::kBf16, {rows, hidden});
   DI_RETURN_IF_ERROR(Linear({.x = shared_inner, .weight = &w.shared_w2, .y = shared}, stream));
-  return MoeCombine({.routed = routed,
+  DI_RETURN_IF_ERROR(Enter(StepPart::kCombine, step, stream));
+  return MoeCombine({.routed = exchanges ? step.probe->returned.Rows(0, rows * k) : outputs,
                      .slot_position = group.slot_position,
                      .experts = step.experts,
                      .shared = shared,
@@ -469,6 +502,7 @@ Status Model::AddEngram(int64_t layer, Step& step, Stream& stream) const {
       weights_.engram_constants.layers[static_cast<size_t>(config_.engram_index(layer))];
   const int64_t lookups = config_.engram_rows_per_token();
   ScratchScope scratch(stream);
+  DI_RETURN_IF_ERROR(Enter(StepPart::kEngram, step, stream));
   const TensorView table_rows = scratch.Tensor(DType::kI64, {step.rows, lookups});
   DI_RETURN_IF_ERROR(EngramHash({.lookback = step.batch->engram_lookback,
                                  .multipliers = constants.multipliers,

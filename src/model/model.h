@@ -10,6 +10,7 @@
 #include "model/layer_trace.h"
 #include "model/model_weights.h"
 #include "model/step_batch.h"
+#include "model/step_probe.h"
 #include "ops/hyper_connection/hyper_connection.h"
 #include "ops/numerics.h"
 #include "tensor/stream.h"
@@ -31,13 +32,15 @@ class Model {
   // rows only, updates the caches, and writes the logits of batch.logit_rows to `logits` [n, vocab]
   // f32. The bits of a row depend on its own sequence only:
   // not on other rows, on how the sequence is cut into steps, or on the number of threads. `trace`
-  // may be null.
+  // and `probe` may be null.
   Status Forward(const StepBatch& batch, const CacheViews& caches, const TensorView& logits,
-                 LayerTrace* trace, Stream& stream) const;
+                 LayerTrace* trace, Stream& stream, StepProbe* probe = nullptr) const;
 
  private:
   struct Step;
 
+  // Tells the probe, if there is one, what runs next.
+  static Status Enter(StepPart part, const Step& step, Stream& stream);
   Status Attention(int64_t layer, Step& step, Stream& stream) const;
   // Goes on with batch.kept_rows only; what is needed of them is moved to `scratch`.
   Status KeepRows(Step& step, ScratchScope& scratch, Stream& stream) const;
