@@ -141,8 +141,9 @@ void AddDevice(CLI::App* command, LLMOptions& llm) {
           "changes")
       ->check(OneOf({"host", "device"}))
       ->default_str("host");
-  command->add_flag("!--no-cuda-graphs", llm.cuda_graphs,
-                    "Launch decoding steps kernel by kernel; no output changes");
+  command->add_flag_callback(
+      "--no-cuda-graphs", [&llm] { llm.cuda_graphs = false; },
+      "Launch decoding steps kernel by kernel; no output changes");
 }
 
 void AddThreads(CLI::App* command, LLMOptions& llm) {
