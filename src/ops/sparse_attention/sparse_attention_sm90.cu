@@ -571,9 +571,10 @@ __global__ void __launch_bounds__(kThreads, 1)
   __syncthreads();
   WaitForPreviousKernel();
   AllowNextKernel();  // all blocks run at once
-  // 208 + 160 + 2 * 72 = 4 * 128, what the block was launched with: more would wait for ever.
+  // 200 + 160 + 2 * 72 = 504 of 4 * 128, what the block was launched with: more would wait for
+  // ever. With these numbers the compiler spills nothing that is under way from memory.
   if (warp < 4) {
-    IncreaseRegisters<208>();
+    IncreaseRegisters<200>();
     AttendLeft(params, lists, first_head, s);
   } else if (warp < 8) {
     IncreaseRegisters<160>();
