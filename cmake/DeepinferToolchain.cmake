@@ -22,12 +22,12 @@ endif()
 # Floating point: results must not depend on how the compiler contracts or reorders expressions.
 # Fused multiply-adds are written explicitly (std::fma or intrinsics) where the model description
 # asks for them.
-add_compile_options(-ffp-contract=off)
+add_compile_options($<$<COMPILE_LANGUAGE:CXX>:-ffp-contract=off>)
 
 add_library(deepinfer_warnings INTERFACE)
-target_compile_options(deepinfer_warnings INTERFACE -Wall -Wextra -Wshadow)
+target_compile_options(deepinfer_warnings INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Wall;-Wextra;-Wshadow>)
 if(DI_WERROR)
-  target_compile_options(deepinfer_warnings INTERFACE -Werror)
+  target_compile_options(deepinfer_warnings INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Werror>)
 endif()
 
 if(DI_SANITIZE STREQUAL "address")

@@ -20,6 +20,7 @@ int RunBenchOps(const BenchOpsOptions& options);
 
 struct BenchDecodeOptions {
   std::string model_dir;
+  std::string device = "auto";
   int threads = 0;      // 0: one per usable core
   int64_t batch = 1;    // sequences that decode together
   int64_t prompt = 64;  // tokens of each prompt (random ids)
@@ -33,6 +34,7 @@ int RunBenchDecode(const BenchDecodeOptions& options);
 
 struct BenchServeOptions {
   std::string model_dir;
+  std::string device = "auto";
   int threads = 0;  // 0: one per usable core
   // Requests that run at once, one measurement each.
   std::vector<int64_t> concurrency = {1, 32};
@@ -64,6 +66,7 @@ int RunBenchGrammar(const BenchGrammarOptions& options);
 
 struct BenchPrefillOptions {
   std::string model_dir;
+  std::string device = "auto";
   int threads = 0;        // 0: one per usable core
   int64_t tokens = 4096;  // of the prompt (random ids)
   int64_t chunk = 2048;   // rows of a step
@@ -76,5 +79,23 @@ struct BenchPrefillOptions {
 // Whole-model prefill of one prompt: tokens per second, with or without bounded replay of the
 // decoder half.
 int RunBenchPrefill(const BenchPrefillOptions& options);
+
+struct BenchSliceOptions {
+  std::string device = "auto";  // a CUDA device
+  int threads = 0;              // that make the weights; 0: one per usable core
+  int64_t layers = 40;
+  int64_t ep = 64;       // ranks that share the experts of a layer
+  int64_t batch = 256;   // sequences that decode together on the rank
+  int64_t context = -1;  // tokens of each; with prefill: before the new ones. -1: 131,072, or none
+  int64_t prefill = 0;   // new tokens of one prompt; 0: a decode step
+  int64_t replay = 140;  // of these, the last ones that run the decoder half
+  int64_t engram_rows = int64_t{1} << 22;  // of each n-gram table
+  int runs = 30;                           // timed steps
+  uint64_t seed = 0;
+  std::string json = {};  // file for the results; empty: none
+};
+// One rank's share of an expert-parallel deployment at the released widths, with random weights and
+// full caches, without the wire: tokens per second against the device's bound, and time by parts.
+int RunBenchSlice(const BenchSliceOptions& options);
 
 }  // namespace deepinfer

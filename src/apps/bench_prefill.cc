@@ -11,6 +11,7 @@
 #include "base/cpu_features.h"
 #include "base/quoted.h"
 #include "engine/llm_options.h"
+#include "runtime/device_choice.h"
 #include "runtime/session.h"
 
 namespace deepinfer {
@@ -46,6 +47,7 @@ Result<PrefillResult> Measure(const BenchPrefillOptions& options) {
   // What a run would refuse is not worth measuring.
   DI_RETURN_IF_ERROR(CheckTailTokens(checked, "--keep", options.keep));
   ExecutorOptions executor_options;
+  DI_ASSIGN_OR_RETURN(executor_options.device, ChooseDevice(options.device));
   executor_options.model_dir = options.model_dir;
   executor_options.num_threads = options.threads;
   executor_options.max_sequences = 1;

@@ -61,6 +61,7 @@ int RunBenchServe(const BenchServeOptions& options) {
   if (!config.has_value()) return PrintError(config.error());
   LLMOptions llm_options;
   llm_options.model_dir = options.model_dir;
+  llm_options.device = options.device;
   llm_options.num_threads = options.threads;
   const int64_t most = *std::max_element(options.concurrency.begin(), options.concurrency.end());
   llm_options.max_num_seqs = most;

@@ -15,6 +15,7 @@
 #include "apps/print.h"
 #include "base/ceil_div.h"
 #include "model/config.h"
+#include "runtime/device_choice.h"
 #include "runtime/session.h"
 #include "weights/safetensors.h"
 
@@ -216,6 +217,7 @@ Status WriteLogits(const LogitsOptions& options) {
       tensors.push_back(std::move(tensor));
   }
   ExecutorOptions executor_options;
+  DI_ASSIGN_OR_RETURN(executor_options.device, ChooseDevice(options.llm.device));
   executor_options.model_dir = options.llm.model_dir;
   executor_options.numerics = options.llm.numerics == NumericsProfile::kReference
                                   ? Numerics::kReference

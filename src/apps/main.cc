@@ -124,6 +124,28 @@ void AddMakeCheckpointCommand(CLI::App& app, int& status) {
   });
 }
 
+void AddDeviceName(CLI::App* command, std::string& device) {
+  command
+      ->add_option("--device", device,
+                   "cpu, cuda:N, or auto: the first CUDA device if there is one, else the CPU")
+      ->capture_default_str();
+}
+
+void AddDevice(CLI::App* command, LLMOptions& llm) {
+  AddDeviceName(command, llm.device);
+  command
+      ->add_option_function<std::string>(
+          "--engram-memory",
+          [&llm](const std::string& name) { llm.engram_on_device = name == "device"; },
+          "Where the Engram tables of a CUDA device are: host (page-locked), or device; no output "
+          "changes")
+      ->check(OneOf({"host", "device"}))
+      ->default_str("host");
+  command->add_flag_callback(
+      "--no-cuda-graphs", [&llm] { llm.cuda_graphs = false; },
+      "Launch decoding steps kernel by kernel; no output changes");
+}
+
 void AddThreads(CLI::App* command, LLMOptions& llm) {
   command->add_option("--threads", llm.num_threads, "0: one per processor")
       ->check(CLI::Range(0, LLMOptions::kMaxThreads))
@@ -150,6 +172,7 @@ void AddModelOptions(CLI::App* command, LLMOptions& llm) {
           "production: as the published engine rounds; reference: as the vendor's small program")
       ->check(OneOf({"production", "reference"}))
       ->default_str("production");
+  AddDevice(command, llm);
   AddThreads(command, llm);
 }
 
@@ -564,6 +587,7 @@ void AddBenchCommand(CLI::App& app, int& status) {
   CLI::App* decode_command =
       command->add_subcommand("decode", "Time whole-model decode against the bandwidth bound");
   decode_command->add_option("--model", decode->model_dir, "Checkpoint directory")->required();
+  AddDeviceName(decode_command, decode->device);
   decode_command->add_option("--threads", decode->threads, "0: one per processor")
       ->check(CLI::Range(0, 1024))
       ->capture_default_str();
@@ -584,6 +608,7 @@ void AddBenchCommand(CLI::App& app, int& status) {
   CLI::App* prefill_command =
       command->add_subcommand("prefill", "Time whole-model prefill of one prompt");
   prefill_command->add_option("--model", prefill->model_dir, "Checkpoint directory")->required();
+  AddDeviceName(prefill_command, prefill->device);
   prefill_command->add_option("--threads", prefill->threads, "0: one per processor")
       ->check(CLI::Range(0, 1024))
       ->capture_default_str();
@@ -615,6 +640,7 @@ void AddBenchCommand(CLI::App& app, int& status) {
   CLI::App* serve_command = command->add_subcommand(
       "serve", "Time the whole engine by the number of requests that run at once");
   serve_command->add_option("--model", serve->model_dir, "Checkpoint directory")->required();
+  AddDeviceName(serve_command, serve->device);
   serve_command->add_option("--threads", serve->threads, "0: one per processor")
       ->check(CLI::Range(0, 1024))
       ->capture_default_str();
@@ -633,6 +659,49 @@ void AddBenchCommand(CLI::App& app, int& status) {
   serve_command->add_option("--json", serve->json, "Write the results to this file")
       ->check(FileName());
   serve_command->callback([serve, &status] { status = RunBenchServe(*serve); });
+  auto slice = std::make_shared<BenchSliceOptions>();
+  CLI::App* slice_command = command->add_subcommand(
+      "slice", "Time one rank's share of an expert-parallel deployment, without the wire");
+  slice_command->footer(
+      "Random weights at the released widths on one CUDA device. Without --prefill a decode step "
+      "of "
+      "--batch sequences,\nwith it one prompt's step; the experts get the rows that all ranks "
+      "would "
+      "send. Printed: tokens per second beside\nwhat the device could do, and the same for each "
+      "part "
+      "of the step.");
+  slice_command->add_option("--device", slice->device, "cuda:N, or auto: the first CUDA device")
+      ->capture_default_str();
+  slice_command
+      ->add_option("--threads", slice->threads, "That make the weights; 0: one per processor")
+      ->check(CLI::Range(0, 1024))
+      ->capture_default_str();
+  slice_command->add_option("--layers", slice->layers, "The released model has 40")
+      ->capture_default_str();
+  slice_command->add_option("--ep", slice->ep, "Ranks that share the 384 experts of a layer")
+      ->capture_default_str();
+  CLI::Option* slice_batch =
+      slice_command
+          ->add_option("--batch", slice->batch, "Sequences that decode together on the rank")
+          ->capture_default_str();
+  slice_command->add_option("--context", slice->context,
+                            "Tokens of each sequence; with --prefill, before the new ones. Absent: "
+                            "131072, with --prefill 0");
+  CLI::Option* slice_prefill =
+      slice_command->add_option("--prefill", slice->prefill, "New tokens of one prompt")
+          ->excludes(slice_batch);
+  slice_command->add_option("--replay", slice->replay, "Last of these that run the decoder half")
+      ->needs(slice_prefill)
+      ->capture_default_str();
+  slice_command->add_option("--engram-rows", slice->engram_rows, "Of each n-gram table")
+      ->capture_default_str();
+  slice_command->add_option("--runs", slice->runs, "Steps timed; the median counts")
+      ->capture_default_str();
+  slice_command->add_option("--seed", slice->seed, "Of weights, tokens and routing")
+      ->capture_default_str();
+  slice_command->add_option("--json", slice->json, "Write the results to this file")
+      ->check(FileName());
+  slice_command->callback([slice, &status] { status = RunBenchSlice(*slice); });
   auto host = std::make_shared<BenchHostOptions>();
   CLI::App* host_command =
       command->add_subcommand("host", "Time what a decode step costs on the host beside the model");

@@ -17,6 +17,7 @@ constexpr OptionName kOptionNames[] = {
     {"approximate_hit_tokens", "--approximate-hit-tokens"},
     {"cache_tokens", "--cache-tokens"},
     {"decoder_replay", "--replay"},
+    {"device", "--device"},
     {"max_chunk_tokens", "--max-chunk-tokens"},
     {"max_model_len", "--max-model-len"},
     {"max_num_batched_tokens", "--max-num-batched-tokens"},

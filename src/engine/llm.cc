@@ -15,6 +15,7 @@
 #include "engine/llm_options.h"
 #include "engine/resolve_request.h"
 #include "engine/selfcheck.h"
+#include "runtime/device_choice.h"
 #include "runtime/executor.h"
 #include "text/tokenizer.h"
 
@@ -73,6 +74,10 @@ Result<std::unique_ptr<LLM>> LLM::Load(const LLMOptions& options) {
   DI_RETURN_IF_ERROR(CheckOptionsForModel(options, config));
   const bool replays = options.decoder_replay != DecoderReplay::kOff;
   ExecutorOptions executor_options;
+  DI_ASSIGN_OR_RETURN(executor_options.device, ChooseDevice(options.device));
+  executor_options.engram_memory =
+      options.engram_on_device ? TableMemory::kDevice : TableMemory::kPinnedHost;
+  executor_options.use_graphs = options.cuda_graphs;
   executor_options.rollback_tokens = kRollbackTokens;
   if (replays) {
     executor_options.replay =

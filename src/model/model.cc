@@ -1,16 +1,20 @@
 #include "model/model.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "ops/cache_records/cache_records.h"
 #include "ops/compressor/compressor.h"
 #include "ops/embedding/embedding.h"
 #include "ops/engram/engram.h"
+#include "ops/gated_linear/gated_linear.h"
 #include "ops/gather_rows/gather_rows.h"
 #include "ops/hyper_connection/hyper_connection.h"
 #include "ops/indexer/indexer.h"
+#include "ops/latent_inputs/latent_inputs.h"
 #include "ops/linear/linear.h"
 #include "ops/moe/moe.h"
+#include "ops/quantize/group_quantize.h"
 #include "ops/quantize/quantize.h"
 #include "ops/rms_norm/rms_norm.h"
 #include "ops/rope/rope.h"
@@ -23,6 +27,7 @@ namespace deepinfer {
 // Everything that lives for one step. Scratch of a sub-layer is taken and returned inside it.
 struct Model::Step {
   const StepBatch* batch = nullptr;
+  StepProbe* probe = nullptr;
   const CacheViews* caches = nullptr;
   const BatchLayout* layout = nullptr;  // of the rows that the current layer runs
   int64_t rows = 0;
@@ -33,8 +38,9 @@ struct Model::Step {
   TensorView post, comb;  // [rows, 4], [rows, 16] f32 of the current site
   TensorView x, x_grid;   // [rows, hidden] bf16: normalised sub-layer input, and on the Q8 grid
   TensorView y;           // [rows, hidden] bf16: sub-layer output
-  TensorView qr_grid;     // [rows, q_lora_rank] bf16: normalised low-rank query on the Q8 grid
-  TensorView window_table;              // [rows, pairs, 2] f32: rotations of ratio-0 layers
+  bool has_output = false;  // y is still to be added to the streams
+  TensorView qr_grid;       // [rows, q_lora_rank] bf16: normalised low-rank query on the Q8 grid
+  TensorView window_table;  // [rows, pairs, 2] f32: rotations of ratio-0 layers
   TensorView compressed_table;          // the same for layers with compressed keys
   std::vector<TensorView> entry_table;  // per element of batch->entries
   TensorView selected;                  // [rows, topk] i32: the latest published selection
@@ -62,13 +68,14 @@ Model::Model(ModelConfig config, ModelWeights weights, Numerics numerics)
 }
 
 Status Model::Forward(const StepBatch& batch, const CacheViews& caches, const TensorView& logits,
-                      LayerTrace* trace, Stream& stream) const {
+                      LayerTrace* trace, Stream& stream, StepProbe* probe) const {
   const int64_t rows = batch.layout.num_rows();
   const int64_t hidden = config_.hidden_size;
   const int64_t pairs = config_.qk_rope_head_dim / 2;
   ScratchScope scratch(stream);
   Step step;
   step.batch = &batch;
+  step.probe = probe;
   step.caches = &caches;
   step.layout = &batch.layout;
   step.rows = rows;
@@ -87,6 +94,7 @@ Status Model::Forward(const StepBatch& batch, const CacheViews& caches, const Te
   step.candidates = scratch.Tensor(DType::kI32, {rows, config_.candidate_topk_blocks});
   step.experts = scratch.Tensor(DType::kI32, {rows, config_.num_experts_per_tok});
 
+  DI_RETURN_IF_ERROR(Enter(StepPart::kInputs, step, stream));
   DI_RETURN_IF_ERROR(RopeTable({.positions = batch.layout.positions,
                                 .frequencies = weights_.window_frequencies,
                                 .table = step.window_table},
@@ -104,11 +112,11 @@ Status Model::Forward(const StepBatch& batch, const CacheViews& caches, const Te
                                  stream));
   }
 
-  DI_RETURN_IF_ERROR(Embedding(
-      {.ids = batch.token_ids, .table = weights_.embed, .streams = step.streams}, stream));
-  std::vector<float> first_pre;
-  for (int64_t r = 0; r < rows; ++r) first_pre.insert(first_pre.end(), {1.0f, 0.0f, 0.0f, 0.0f});
-  DI_RETURN_IF_ERROR(CopyToDevice(first_pre.data(), step.pre, stream));
+  DI_RETURN_IF_ERROR(Embedding({.ids = batch.token_ids,
+                                .table = weights_.embed,
+                                .streams = step.streams,
+                                .first_pre = step.pre},
+                               stream));
   if (trace != nullptr) {
     trace->num_rows.assign(static_cast<size_t>(config_.num_hidden_layers), 0);
     trace->streams.assign(static_cast<size_t>(config_.num_hidden_layers), {});
@@ -118,55 +126,44 @@ Status Model::Forward(const StepBatch& batch, const CacheViews& caches, const Te
 
   for (int64_t layer = 0; layer < config_.num_hidden_layers; ++layer) {
     const LayerWeights& w = weights_.layers[static_cast<size_t>(layer)];
-    if (w.engram != nullptr) DI_RETURN_IF_ERROR(AddEngram(layer, step, stream));
-    // A site's `pre` is consumed by the next site, its `post` and `comb` by its own output (model
-    // description, 6.1).
-    const auto mix = [&](const HcWeights& hc) {
-      return HcMix({.streams = step.streams,
-                    .fn = hc.fn,
-                    .base = hc.base,
-                    .scale = hc.scale,
-                    .pre = step.next_pre,
-                    .post = step.post,
-                    .comb = step.comb,
-                    .sinkhorn_iterations = config_.hc_sinkhorn_iters,
-                    .eps = config_.hc_eps,
-                    .norm_eps = config_.rms_norm_eps},
-                   stream);
-    };
-    const auto expand = [&] {
-      return HcExpand({.x = step.y, .post = step.post, .comb = step.comb, .streams = step.streams},
-                      stream);
-    };
+    if (w.engram != nullptr) {
+      DI_RETURN_IF_ERROR(Expand(step, stream));
+      DI_RETURN_IF_ERROR(AddEngram(layer, step, stream));
+    }
     const bool boundary = layer == config_.decoder_start();
     if (boundary && batch.drops_rows) {
       // The compressed keys of this layer are the decoder half's long-range memory, so every row
       // leaves its own; for rows that are dropped nothing else of the layer is needed.
-      DI_RETURN_IF_ERROR(Collapse(step.pre, w.attn_norm, step, stream));
+      DI_RETURN_IF_ERROR(Expand(step, stream));
+      DI_RETURN_IF_ERROR(Enter(StepPart::kHyperConnection, step, stream));
+      DI_RETURN_IF_ERROR(HcCollapseNorm(CollapseArgs(w.attn_norm, step), stream));
       DI_RETURN_IF_ERROR(CompressKeys(layer, step, stream));
       if (batch.kept_rows.rows() == 0) return {};
+      DI_RETURN_IF_ERROR(Enter(StepPart::kHyperConnection, step, stream));
       DI_RETURN_IF_ERROR(KeepRows(step, scratch, stream));
-      DI_RETURN_IF_ERROR(mix(w.hc_attn));
+      DI_RETURN_IF_ERROR(HcMix(MixArgs(w.hc_attn, step), stream));
+      std::swap(step.pre, step.next_pre);
     } else {
-      DI_RETURN_IF_ERROR(mix(w.hc_attn));
-      DI_RETURN_IF_ERROR(Collapse(step.pre, w.attn_norm, step, stream));
+      DI_RETURN_IF_ERROR(EnterSubLayer(w.hc_attn, w.attn_norm, step, stream));
       if (w.compressor != nullptr) DI_RETURN_IF_ERROR(CompressKeys(layer, step, stream));
     }
     if (boundary) step.layout = &batch.decoder_layout;
     DI_RETURN_IF_ERROR(Attention(layer, step, stream));
-    DI_RETURN_IF_ERROR(expand());
-    std::swap(step.pre, step.next_pre);
-    DI_RETURN_IF_ERROR(mix(w.hc_ffn));
-    DI_RETURN_IF_ERROR(Collapse(step.pre, w.ffn_norm, step, stream));
+    step.has_output = true;
+    DI_RETURN_IF_ERROR(EnterSubLayer(w.hc_ffn, w.ffn_norm, step, stream));
     DI_RETURN_IF_ERROR(MixtureOfExperts(layer, step, stream));
-    DI_RETURN_IF_ERROR(expand());
-    std::swap(step.pre, step.next_pre);
-    if (trace != nullptr) DI_RETURN_IF_ERROR(RecordLayer(layer, step, *trace, stream));
+    step.has_output = true;
+    if (trace != nullptr) {
+      DI_RETURN_IF_ERROR(Expand(step, stream));
+      DI_RETURN_IF_ERROR(RecordLayer(layer, step, *trace, stream));
+    }
   }
+  DI_RETURN_IF_ERROR(Expand(step, stream));
 
   const int64_t num_logits = batch.logit_rows.rows();
   if (num_logits == 0) return {};
   const TensorView last = scratch.Tensor(DType::kBf16, {num_logits, hidden});
+  DI_RETURN_IF_ERROR(Enter(StepPart::kHead, step, stream));
   DI_RETURN_IF_ERROR(HcCollapseNorm({.streams = step.streams,
                                      .pre = step.pre,
                                      .row_index = batch.logit_rows,
@@ -176,6 +173,11 @@ Status Model::Forward(const StepBatch& batch, const CacheViews& caches, const Te
                                      .norm_eps = config_.rms_norm_eps},
                                     stream));
   return Linear({.x = last, .weight = &weights_.head, .y = logits}, stream);
+}
+
+Status Model::Enter(StepPart part, const Step& step, Stream& stream) {
+  if (step.probe == nullptr) return {};
+  return step.probe->Enter(part, stream);
 }
 
 Status Model::KeepRows(Step& step, ScratchScope& scratch, Stream& stream) const {
@@ -202,16 +204,48 @@ Status Model::KeepRows(Step& step, ScratchScope& scratch, Stream& stream) const 
   return {};
 }
 
-Status Model::Collapse(const TensorView& pre, const TensorView& norm, Step& step,
-                       Stream& stream) const {
-  return HcCollapseNorm({.streams = step.streams,
-                         .pre = pre,
-                         .row_index = {},
-                         .weight = norm,
-                         .y = step.x,
-                         .y_grid = step.x_grid,
-                         .norm_eps = config_.rms_norm_eps},
-                        stream);
+HcMixArgs Model::MixArgs(const HcWeights& hc, const Step& step) const {
+  return {.streams = step.streams,
+          .fn = hc.fn,
+          .base = hc.base,
+          .scale = hc.scale,
+          .pre = step.next_pre,
+          .post = step.post,
+          .comb = step.comb,
+          .sinkhorn_iterations = config_.hc_sinkhorn_iters,
+          .eps = config_.hc_eps,
+          .norm_eps = config_.rms_norm_eps};
+}
+
+HcCollapseNormArgs Model::CollapseArgs(const TensorView& norm, const Step& step) const {
+  return {.streams = step.streams,
+          .pre = step.pre,
+          .row_index = {},
+          .weight = norm,
+          .y = step.x,
+          .y_grid = step.x_grid,
+          .norm_eps = config_.rms_norm_eps};
+}
+
+Status Model::Expand(Step& step, Stream& stream) const {
+  if (!std::exchange(step.has_output, false)) return {};
+  DI_RETURN_IF_ERROR(Enter(StepPart::kHyperConnection, step, stream));
+  return HcExpand({.x = step.y, .post = step.post, .comb = step.comb, .streams = step.streams},
+                  stream);
+}
+
+// A site's `pre` is consumed by the next site, its `post` and `comb` by its own output (model
+// description, 6.1).
+Status Model::EnterSubLayer(const HcWeights& hc, const TensorView& norm, Step& step,
+                            Stream& stream) const {
+  HcBoundaryArgs args{.expand = {}, .mix = MixArgs(hc, step), .collapse = CollapseArgs(norm, step)};
+  if (std::exchange(step.has_output, false)) {
+    args.expand = {.x = step.y, .post = step.post, .comb = step.comb, .streams = step.streams};
+  }
+  DI_RETURN_IF_ERROR(Enter(StepPart::kHyperConnection, step, stream));
+  DI_RETURN_IF_ERROR(HcBoundary(args, stream));
+  std::swap(step.pre, step.next_pre);
+  return {};
 }
 
 Status Model::Attention(int64_t layer, Step& step, Stream& stream) const {
@@ -219,31 +253,49 @@ Status Model::Attention(int64_t layer, Step& step, Stream& stream) const {
   const int64_t rows = step.rows;
   const int64_t heads = config_.num_attention_heads;
   const int64_t dim = config_.head_dim;
-  const float eps = config_.rms_norm_eps;
   const int64_t ratio = config_.ratio(layer);
   const TensorView& table = ratio == 0 ? step.window_table : step.compressed_table;
   ScratchScope scratch(stream);
 
-  const TensorView qr = scratch.Tensor(DType::kBf16, {rows, config_.q_lora_rank});
-  DI_RETURN_IF_ERROR(Linear({.x = step.x_grid, .weight = &w.wq_a, .y = qr}, stream));
-  DI_RETURN_IF_ERROR(
-      RmsNorm({.x = qr, .weight = w.q_norm, .y = {}, .y_grid = step.qr_grid, .eps = eps}, stream));
-  const TensorView q = scratch.Tensor(DType::kBf16, {rows, heads * dim});
-  DI_RETURN_IF_ERROR(Linear({.x = step.qr_grid, .weight = &w.wq_b, .y = q}, stream));
-  DI_RETURN_IF_ERROR(Rope({.x = q.Reshape({rows, heads, dim}), .table = table}, stream));
-
-  const TensorView kv = scratch.Tensor(DType::kBf16, {rows, dim});
-  DI_RETURN_IF_ERROR(Linear({.x = step.x_grid, .weight = &w.wkv, .y = kv}, stream));
-  DI_RETURN_IF_ERROR(
-      RmsNorm({.x = kv, .weight = w.kv_norm, .y = kv, .y_grid = {}, .eps = eps}, stream));
+  const IndexerWeights* indexer = w.indexer.get();
   const TensorView& pages = step.caches->window_pages[static_cast<size_t>(layer)];
+  const TensorView qr = scratch.Tensor(DType::kBf16, {rows, config_.q_lora_rank});
+  const TensorView kv = scratch.Tensor(DType::kBf16, {rows, dim});
   const TensorView records = scratch.Tensor(DType::kU8, {rows, pages.dim(2)});
-  DI_RETURN_IF_ERROR(WindowRecords({.kv = kv, .table = table, .records = records}, stream));
-
-  if (w.indexer != nullptr) DI_RETURN_IF_ERROR(SelectEntries(layer, step, stream));
+  const TensorView q = scratch.Tensor(DType::kBf16, {rows, heads * dim});
+  std::vector<LinearArgs> down{{.x = step.x_grid, .weight = &w.wq_a, .y = qr},
+                               {.x = step.x_grid, .weight = &w.wkv, .y = kv}};
+  std::vector<LinearArgs> up{{.x = step.qr_grid, .weight = &w.wq_b, .y = q}};
+  TensorView index_q, index_weights;
+  if (indexer != nullptr) {
+    const int64_t index_heads = config_.index_n_heads;
+    index_q = scratch.Tensor(DType::kBf16, {rows, index_heads * config_.index_head_dim});
+    index_weights = scratch.Tensor(DType::kBf16, {rows, index_heads});
+    down.push_back({.x = step.x, .weight = &indexer->weights_proj, .y = index_weights});
+    up.push_back({.x = step.qr_grid, .weight = &indexer->wq_b, .y = index_q});
+  }
+  DI_RETURN_IF_ERROR(Enter(StepPart::kDownProjections, step, stream));
+  DI_RETURN_IF_ERROR(LinearBatch(down, stream));
+  DI_RETURN_IF_ERROR(Enter(StepPart::kLatentInputs, step, stream));
+  DI_RETURN_IF_ERROR(LatentInputs({.q = qr,
+                                   .q_weight = w.q_norm,
+                                   .q_grid = step.qr_grid,
+                                   .kv = kv,
+                                   .kv_weight = w.kv_norm,
+                                   .table = table,
+                                   .records = records,
+                                   .layout = *step.layout,
+                                   .pages = pages,
+                                   .eps = config_.rms_norm_eps},
+                                  stream));
+  DI_RETURN_IF_ERROR(Enter(StepPart::kUpProjections, step, stream));
+  DI_RETURN_IF_ERROR(LinearBatch(up, stream));
+  if (indexer != nullptr)
+    DI_RETURN_IF_ERROR(SelectEntries(layer, index_q, index_weights, step, stream));
 
   SparseAttentionArgs attention{
       .q = q.Reshape({rows, heads, dim}),
+      .rotate_q = true,
       .window_records = records,
       .window_pages = pages,
       .window = config_.sliding_window,
@@ -260,20 +312,23 @@ Status Model::Attention(int64_t layer, Step& step, Stream& stream) const {
     attention.kv_blocks = step.caches->kv_blocks[static_cast<size_t>(producer)];
     attention.selected = step.selected;
   }
+  DI_RETURN_IF_ERROR(Enter(StepPart::kAttention, step, stream));
   DI_RETURN_IF_ERROR(SparseAttention(attention, stream));
-  DI_RETURN_IF_ERROR(
-      WriteWindowPages({.records = records, .layout = *step.layout, .pages = pages}, stream));
+  DI_RETURN_IF_ERROR(Enter(StepPart::kOutputProjections, step, stream));
 
   const int64_t group_width = heads * dim / config_.o_groups;
-  const TensorView u = scratch.Tensor(DType::kBf16, {rows, config_.o_groups * config_.o_lora_rank});
+  const int64_t rank = config_.o_lora_rank;
+  const TensorView u = scratch.Tensor(DType::kBf16, {rows, config_.o_groups * rank});
+  const bool whole_groups = rank % kQ8Group == 0;
+  std::vector<LinearArgs> outputs;
   for (int64_t group = 0; group < config_.o_groups; ++group) {
-    DI_RETURN_IF_ERROR(
-        Linear({.x = attention.out.Columns(group * group_width, (group + 1) * group_width),
-                .weight = &w.wo_a[static_cast<size_t>(group)],
-                .y = u.Columns(group * config_.o_lora_rank, (group + 1) * config_.o_lora_rank)},
-               stream));
+    outputs.push_back({.x = attention.out.Columns(group * group_width, (group + 1) * group_width),
+                       .weight = &w.wo_a[static_cast<size_t>(group)],
+                       .y = u.Columns(group * rank, (group + 1) * rank),
+                       .quantize_y = whole_groups});
   }
-  DI_RETURN_IF_ERROR(QuantizeFp8({.x = u, .y = u}, stream));
+  DI_RETURN_IF_ERROR(LinearBatch(outputs, stream));
+  if (!whole_groups) DI_RETURN_IF_ERROR(QuantizeFp8({.x = u, .y = u}, stream));
   return Linear({.x = u, .weight = &w.wo_b, .y = step.y}, stream);
 }
 
@@ -286,6 +341,7 @@ Status Model::CompressKeys(int64_t layer, Step& step, Stream& stream) const {
   size_t kind = 0;
   const CompressedEntries& entries = step.entries(config_.ratio(layer), &kind);
   ScratchScope scratch(stream);
+  DI_RETURN_IF_ERROR(Enter(StepPart::kCompressor, step, stream));
 
   const TensorView pooled = scratch.Tensor(DType::kBf16, {entries.count(), dim});
   if (config_.ratio(layer) == 1) {
@@ -301,8 +357,9 @@ Status Model::CompressKeys(int64_t layer, Step& step, Stream& stream) const {
   } else {
     const TensorView key = scratch.Tensor(DType::kF32, {step.rows, dim});
     const TensorView gate = scratch.Tensor(DType::kF32, {step.rows, dim});
-    DI_RETURN_IF_ERROR(Linear({.x = step.x, .weight = &c.wkv, .y = key}, stream));
-    DI_RETURN_IF_ERROR(Linear({.x = step.x, .weight = &c.wgate, .y = gate}, stream));
+    const LinearArgs projections[] = {{.x = step.x, .weight = &c.wkv, .y = key},
+                                      {.x = step.x, .weight = &c.wgate, .y = gate}};
+    DI_RETURN_IF_ERROR(LinearBatch(projections, stream));
     DI_RETURN_IF_ERROR(CompressPairs({.key = key,
                                       .gate = gate,
                                       .layout = step.batch->layout,
@@ -335,18 +392,12 @@ Status Model::CompressKeys(int64_t layer, Step& step, Stream& stream) const {
   return WriteEntries(write, stream);
 }
 
-Status Model::SelectEntries(int64_t layer, Step& step, Stream& stream) const {
-  const IndexerWeights& w = *weights_.layers[static_cast<size_t>(layer)].indexer;
-  const int64_t heads = config_.index_n_heads;
-  const int64_t channels = config_.index_head_dim;
-  ScratchScope scratch(stream);
-  const TensorView q = scratch.Tensor(DType::kBf16, {step.rows, heads * channels});
-  DI_RETURN_IF_ERROR(Linear({.x = step.qr_grid, .weight = &w.wq_b, .y = q}, stream));
-  const TensorView q_heads = q.Reshape({step.rows, heads, channels});
+Status Model::SelectEntries(int64_t layer, const TensorView& q, const TensorView& weights,
+                            Step& step, Stream& stream) const {
+  DI_RETURN_IF_ERROR(Enter(StepPart::kIndexer, step, stream));
+  const TensorView q_heads = q.Reshape({step.rows, config_.index_n_heads, config_.index_head_dim});
   DI_RETURN_IF_ERROR(
       Rope({.x = q_heads, .table = step.compressed_table, .quantize_q4p = true}, stream));
-  const TensorView weights = scratch.Tensor(DType::kBf16, {step.rows, heads});
-  DI_RETURN_IF_ERROR(Linear({.x = step.x, .weight = &w.weights_proj, .y = weights}, stream));
 
   const auto producer =
       static_cast<size_t>(producer_of_layer_[static_cast<size_t>(config_.kv_source(layer))]);
@@ -375,63 +426,68 @@ Status Model::MixtureOfExperts(int64_t layer, Step& step, Stream& stream) const 
   const int64_t hidden = config_.hidden_size;
   ScratchScope scratch(stream);
 
+  DI_RETURN_IF_ERROR(Enter(StepPart::kRouter, step, stream));
   const TensorView logits = scratch.Tensor(DType::kF32, {rows, experts});
   DI_RETURN_IF_ERROR(Linear({.x = step.x, .weight = &w.gate, .y = logits}, stream));
   const TensorView weights = scratch.Tensor(DType::kF32, {rows, k});
-  DI_RETURN_IF_ERROR(RouterSelect({.logits = logits,
-                                   .bias = w.gate_bias,
-                                   .gate_temp = config_.gate_temp,
-                                   .scale = config_.routed_scaling_factor,
-                                   .experts = step.experts,
-                                   .weights = weights},
-                                  stream));
-  GroupByExpertArgs group{.experts = step.experts,
-                          .weights = weights,
-                          .num_experts = experts,
-                          .row_index = scratch.Tensor(DType::kI32, {rows * k}),
-                          .grouped_weight = scratch.Tensor(DType::kF32, {rows * k}),
-                          .group_offsets = scratch.Tensor(DType::kI32, {experts + 1}),
-                          .slot_position = scratch.Tensor(DType::kI32, {rows, k})};
-  DI_RETURN_IF_ERROR(GroupByExpert(group, stream));
+  const RouterSelectArgs select{.logits = logits,
+                                .bias = w.gate_bias,
+                                .gate_temp = config_.gate_temp,
+                                .scale = config_.routed_scaling_factor,
+                                .experts = step.experts,
+                                .weights = weights};
+  const GroupByExpertArgs group{.experts = step.experts,
+                                .weights = weights,
+                                .num_experts = experts,
+                                .row_index = scratch.Tensor(DType::kI32, {rows * k}),
+                                .grouped_weight = scratch.Tensor(DType::kF32, {rows * k}),
+                                .group_offsets = scratch.Tensor(DType::kI32, {experts + 1}),
+                                .slot_position = scratch.Tensor(DType::kI32, {rows, k})};
+  DI_RETURN_IF_ERROR(RouteExperts(select, group, stream));
 
-  const TensorView gate = scratch.Tensor(DType::kBf16, {rows * k, intermediate});
-  const TensorView up = scratch.Tensor(DType::kBf16, {rows * k, intermediate});
-  const TensorView routed = scratch.Tensor(DType::kBf16, {rows * k, hidden});
-  GroupedLinearArgs grouped{.x = step.x_grid,
-                            .row_index = group.row_index,
-                            .group_offsets = group.group_offsets,
-                            .weights = w.experts.w1_ptr,
-                            .y = gate};
-  DI_RETURN_IF_ERROR(GroupedLinear(grouped, stream));
-  grouped.weights = w.experts.w3_ptr;
-  grouped.y = up;
-  DI_RETURN_IF_ERROR(GroupedLinear(grouped, stream));
-  SwigluArgs swiglu{.gate = gate,
-                    .up = up,
-                    .row_weight = group.grouped_weight,
-                    .limit = config_.swiglu_limit,
-                    .out = gate,
-                    .numerics = numerics_};
-  DI_RETURN_IF_ERROR(Swiglu(swiglu, stream));
-  DI_RETURN_IF_ERROR(GroupedLinear({.x = gate,
+  ExpertRows here{.x = step.x_grid,
+                  .row_index = group.row_index,
+                  .grouped_weight = group.grouped_weight,
+                  .group_offsets = group.group_offsets};
+  const bool exchanges = step.probe != nullptr && !step.probe->expert_rows.empty();
+  if (exchanges) here = step.probe->expert_rows[static_cast<size_t>(layer)];
+  const int64_t grouped = here.row_index.rows();
+  const TensorView inner = scratch.Tensor(DType::kBf16, {std::max(grouped, rows), intermediate});
+  const TensorView outputs = scratch.Tensor(DType::kBf16, {grouped, hidden});
+  DI_RETURN_IF_ERROR(Enter(StepPart::kExperts, step, stream));
+  GatedLinearArgs gated{.x = here.x,
+                        .row_index = here.row_index,
+                        .group_offsets = here.group_offsets,
+                        .gate_weights = w.experts.w1_ptr,
+                        .up_weights = w.experts.w3_ptr,
+                        .row_weight = here.grouped_weight,
+                        .limit = config_.swiglu_limit,
+                        .out = inner.Rows(0, grouped),
+                        .numerics = numerics_};
+  DI_RETURN_IF_ERROR(GatedLinear(gated, stream));
+  DI_RETURN_IF_ERROR(GroupedLinear({.x = inner.Rows(0, grouped),
                                     .row_index = {},
-                                    .group_offsets = group.group_offsets,
+                                    .group_offsets = here.group_offsets,
                                     .weights = w.experts.w2_ptr,
-                                    .y = routed},
+                                    .y = outputs},
                                    stream));
+  DI_RETURN_IF_ERROR(Enter(StepPart::kSharedExpert, step, stream));
 
-  const TensorView shared_gate = gate.Rows(0, rows);
-  const TensorView shared_up = up.Rows(0, rows);
-  DI_RETURN_IF_ERROR(Linear({.x = step.x_grid, .weight = &w.shared_w1, .y = shared_gate}, stream));
-  DI_RETURN_IF_ERROR(Linear({.x = step.x_grid, .weight = &w.shared_w3, .y = shared_up}, stream));
-  swiglu.gate = shared_gate;
-  swiglu.up = shared_up;
-  swiglu.row_weight = {};
-  swiglu.out = shared_gate;
-  DI_RETURN_IF_ERROR(Swiglu(swiglu, stream));
+  const LinearWeight* shared_gate = &w.shared_w1;
+  const LinearWeight* shared_up = &w.shared_w3;
+  const TensorView shared_inner = inner.Rows(0, rows);
+  gated.x = step.x_grid;
+  gated.row_index = {};
+  gated.group_offsets = {};
+  gated.gate_weights = {&shared_gate, 1};
+  gated.up_weights = {&shared_up, 1};
+  gated.row_weight = {};
+  gated.out = shared_inner;
+  DI_RETURN_IF_ERROR(GatedLinear(gated, stream));
   const TensorView shared = scratch.Tensor(DType::kBf16, {rows, hidden});
-  DI_RETURN_IF_ERROR(Linear({.x = shared_gate, .weight = &w.shared_w2, .y = shared}, stream));
-  return MoeCombine({.routed = routed,
+  DI_RETURN_IF_ERROR(Linear({.x = shared_inner, .weight = &w.shared_w2, .y = shared}, stream));
+  DI_RETURN_IF_ERROR(Enter(StepPart::kCombine, step, stream));
+  return MoeCombine({.routed = exchanges ? step.probe->returned.Rows(0, rows * k) : outputs,
                      .slot_position = group.slot_position,
                      .experts = step.experts,
                      .shared = shared,
@@ -446,6 +502,7 @@ Status Model::AddEngram(int64_t layer, Step& step, Stream& stream) const {
       weights_.engram_constants.layers[static_cast<size_t>(config_.engram_index(layer))];
   const int64_t lookups = config_.engram_rows_per_token();
   ScratchScope scratch(stream);
+  DI_RETURN_IF_ERROR(Enter(StepPart::kEngram, step, stream));
   const TensorView table_rows = scratch.Tensor(DType::kI64, {step.rows, lookups});
   DI_RETURN_IF_ERROR(EngramHash({.lookback = step.batch->engram_lookback,
                                  .multipliers = constants.multipliers,

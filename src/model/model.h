@@ -10,6 +10,8 @@
 #include "model/layer_trace.h"
 #include "model/model_weights.h"
 #include "model/step_batch.h"
+#include "model/step_probe.h"
+#include "ops/hyper_connection/hyper_connection.h"
 #include "ops/numerics.h"
 #include "tensor/stream.h"
 
@@ -30,21 +32,30 @@ class Model {
   // rows only, updates the caches, and writes the logits of batch.logit_rows to `logits` [n, vocab]
   // f32. The bits of a row depend on its own sequence only:
   // not on other rows, on how the sequence is cut into steps, or on the number of threads. `trace`
-  // may be null.
+  // and `probe` may be null.
   Status Forward(const StepBatch& batch, const CacheViews& caches, const TensorView& logits,
-                 LayerTrace* trace, Stream& stream) const;
+                 LayerTrace* trace, Stream& stream, StepProbe* probe = nullptr) const;
 
  private:
   struct Step;
 
+  // Tells the probe, if there is one, what runs next.
+  static Status Enter(StepPart part, const Step& step, Stream& stream);
   Status Attention(int64_t layer, Step& step, Stream& stream) const;
   // Goes on with batch.kept_rows only; what is needed of them is moved to `scratch`.
   Status KeepRows(Step& step, ScratchScope& scratch, Stream& stream) const;
   Status CompressKeys(int64_t layer, Step& step, Stream& stream) const;
-  Status SelectEntries(int64_t layer, Step& step, Stream& stream) const;
+  Status SelectEntries(int64_t layer, const TensorView& q, const TensorView& weights, Step& step,
+                       Stream& stream) const;
   Status MixtureOfExperts(int64_t layer, Step& step, Stream& stream) const;
   Status AddEngram(int64_t layer, Step& step, Stream& stream) const;
-  Status Collapse(const TensorView& pre, const TensorView& norm, Step& step, Stream& stream) const;
+  HcMixArgs MixArgs(const HcWeights& hc, const Step& step) const;
+  HcCollapseNormArgs CollapseArgs(const TensorView& norm, const Step& step) const;
+  // Adds a sub-layer's output to the streams, if there is one that has not been added.
+  Status Expand(Step& step, Stream& stream) const;
+  // The same, and the input of the next sub-layer.
+  Status EnterSubLayer(const HcWeights& hc, const TensorView& norm, Step& step,
+                       Stream& stream) const;
   Status RecordLayer(int64_t layer, const Step& step, LayerTrace& trace, Stream& stream) const;
 
   ModelConfig config_;

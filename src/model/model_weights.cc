@@ -1,5 +1,6 @@
 #include "model/model_weights.h"
 
+#include <algorithm>
 #include <chrono>
 #include <cstring>
 #include <string>
@@ -17,11 +18,15 @@ constexpr int64_t kDropInterval = int64_t{32} << 20;
 class Loader {
  public:
   Loader(ModelWeights& weights, const Checkpoint& checkpoint, const ModelConfig& config,
-         Stream& stream)
-      : weights_(weights), checkpoint_(checkpoint), config_(config), stream_(stream) {}
+         TableMemory engram_memory, Stream& stream)
+      : weights_(weights),
+        checkpoint_(checkpoint),
+        config_(config),
+        engram_memory_(engram_memory),
+        stream_(stream) {}
 
   Status Run() {
-    DI_ASSIGN_OR_RETURN(weights_.embed, Mapped("embed.weight"));
+    DI_ASSIGN_OR_RETURN(weights_.embed, Table("embed.weight", TableMemory::kDevice));
     DI_ASSIGN_OR_RETURN(weights_.norm, Copied("norm.weight"));
     DI_ASSIGN_OR_RETURN(weights_.head, Bf16Linear("head.weight"));
     DI_ASSIGN_OR_RETURN(weights_.window_frequencies, Uploaded(WindowRopeFrequencies(config_)));
@@ -83,13 +88,40 @@ class Loader {
   Result<LinearWeight> Pack(const LinearSource& source) {
     DI_ASSIGN_OR_RETURN(LinearWeight weight, PackLinearWeight(source, stream_));
     weights_.packed_bytes += weight.bytes();
-    // Packed weights have been read for the last time. Their pages would stay in the process, and
-    // its peak would be twice the weights.
-    if (weights_.packed_bytes - dropped_at_ >= kDropInterval) {
-      dropped_at_ = weights_.packed_bytes;
-      checkpoint_.DropResidentPages();
-    }
+    DropPagesNowAndThen();
     return weight;
+  }
+
+  // Packed weights have been read for the last time. Their pages would stay in the process, and its
+  // peak would be twice the weights.
+  void DropPagesNowAndThen() {
+    if (weights_.packed_bytes - dropped_at_ < kDropInterval) return;
+    dropped_at_ = weights_.packed_bytes;
+    checkpoint_.DropResidentPages();
+  }
+
+  // A table of which a step reads few rows: left in the mapped file on a CPU; a GPU gets a copy, in
+  // its own memory or in page-locked host memory that it reads row by row.
+  Result<TensorView> Table(const std::string& name, TableMemory memory) {
+    if (stream_.device().kind == DeviceKind::kCpu) return Mapped(name);
+    if (memory == TableMemory::kDevice) return Copied(name);
+    DI_ASSIGN_OR_RETURN(const TensorView view, Mapped(name));
+    const int64_t bytes = view.num_elements() * DTypeBytes(view.dtype());
+    DI_ASSIGN_OR_RETURN(Buffer buffer, Buffer::AllocatePinned(bytes));
+    constexpr int64_t kPiece = int64_t{1} << 22;
+    const auto* from = static_cast<const char*>(view.data());
+    auto* to = static_cast<char*>(buffer.data());
+    stream_.pool().ParallelForDynamic(
+        (bytes + kPiece - 1) / kPiece, 1, [&](int64_t begin, int64_t end, int) {
+          std::memcpy(to + begin * kPiece, from + begin * kPiece,
+                      static_cast<size_t>(std::min(end * kPiece, bytes) - begin * kPiece));
+        });
+    const TensorView copy(buffer.data(), view.dtype(), {view.dim(0), view.dim(1)},
+                          stream_.device());
+    weights_.host_bytes += bytes;
+    weights_.buffers.push_back(std::move(buffer));
+    checkpoint_.DropResidentPages();
+    return copy;
   }
 
   Result<LinearWeight> Bf16Linear(const std::string& name) {
@@ -105,6 +137,26 @@ class Loader {
   // format follows from the dtype.
   Result<LinearWeight> QuantizedLinear(const std::string& prefix, int64_t row_begin = 0,
                                        int64_t rows = -1) {
+    DI_ASSIGN_OR_RETURN(const LinearSource source, QuantizedSource(prefix, row_begin, rows));
+    return Pack(source);
+  }
+
+  // One linear of every expert of a layer.
+  Result<std::vector<LinearWeight>> ExpertStack(const std::string& prefix, const char* name) {
+    std::vector<LinearSource> sources;
+    for (int64_t e = 0; e < config_.n_routed_experts; ++e) {
+      DI_ASSIGN_OR_RETURN(const LinearSource source,
+                          QuantizedSource(fmt::format("{}ffn.experts.{}.{}", prefix, e, name)));
+      sources.push_back(source);
+    }
+    DI_ASSIGN_OR_RETURN(std::vector<LinearWeight> weights, PackLinearStack(sources, stream_));
+    for (const LinearWeight& weight : weights) weights_.packed_bytes += weight.bytes();
+    DropPagesNowAndThen();
+    return weights;
+  }
+
+  Result<LinearSource> QuantizedSource(const std::string& prefix, int64_t row_begin = 0,
+                                       int64_t rows = -1) {
     DI_ASSIGN_OR_RETURN(TensorView weight, Mapped(prefix + ".weight"));
     DI_ASSIGN_OR_RETURN(TensorView scale, Mapped(prefix + ".scale"));
     const bool fp4 = weight.dtype() == DType::kFp4x2;
@@ -119,11 +171,11 @@ class Loader {
       weight = weight.Rows(row_begin, row_begin + rows);
       scale = scale.Rows(row_begin / scale_rows, (row_begin + rows) / scale_rows);
     }
-    return Pack({.format = fp4 ? WeightFormat::kFp4Group : WeightFormat::kFp8Block,
-                 .n = weight.dim(0),
-                 .k = fp4 ? 2 * weight.dim(1) : weight.dim(1),
-                 .weight = weight,
-                 .scale = scale});
+    return LinearSource{.format = fp4 ? WeightFormat::kFp4Group : WeightFormat::kFp8Block,
+                        .n = weight.dim(0),
+                        .k = fp4 ? 2 * weight.dim(1) : weight.dim(1),
+                        .weight = weight,
+                        .scale = scale};
   }
 
   Result<HcWeights> Hc(const std::string& prefix) {
@@ -157,15 +209,9 @@ class Loader {
     DI_ASSIGN_OR_RETURN(w.shared_w1, QuantizedLinear(prefix + "ffn.shared_experts.w1"));
     DI_ASSIGN_OR_RETURN(w.shared_w2, QuantizedLinear(prefix + "ffn.shared_experts.w2"));
     DI_ASSIGN_OR_RETURN(w.shared_w3, QuantizedLinear(prefix + "ffn.shared_experts.w3"));
-    for (int64_t e = 0; e < config_.n_routed_experts; ++e) {
-      const std::string expert = fmt::format("{}ffn.experts.{}.", prefix, e);
-      DI_ASSIGN_OR_RETURN(LinearWeight w1, QuantizedLinear(expert + "w1"));
-      DI_ASSIGN_OR_RETURN(LinearWeight w2, QuantizedLinear(expert + "w2"));
-      DI_ASSIGN_OR_RETURN(LinearWeight w3, QuantizedLinear(expert + "w3"));
-      w.experts.w1.push_back(std::move(w1));
-      w.experts.w2.push_back(std::move(w2));
-      w.experts.w3.push_back(std::move(w3));
-    }
+    DI_ASSIGN_OR_RETURN(w.experts.w1, ExpertStack(prefix, "w1"));
+    DI_ASSIGN_OR_RETURN(w.experts.w2, ExpertStack(prefix, "w2"));
+    DI_ASSIGN_OR_RETURN(w.experts.w3, ExpertStack(prefix, "w3"));
     for (size_t e = 0; e < w.experts.w1.size(); ++e) {
       w.experts.w1_ptr.push_back(&w.experts.w1[e]);
       w.experts.w2_ptr.push_back(&w.experts.w2[e]);
@@ -191,8 +237,8 @@ class Loader {
     }
     if (config_.engram_index(layer) >= 0) {
       w.engram = std::make_unique<EngramWeights>();
-      DI_ASSIGN_OR_RETURN(w.engram->table, Mapped(prefix + "engram.embed.weight"));
-      DI_ASSIGN_OR_RETURN(w.engram->scale, Mapped(prefix + "engram.embed.scale"));
+      DI_ASSIGN_OR_RETURN(w.engram->table, Table(prefix + "engram.embed.weight", engram_memory_));
+      DI_ASSIGN_OR_RETURN(w.engram->scale, Table(prefix + "engram.embed.scale", engram_memory_));
       DI_ASSIGN_OR_RETURN(w.engram->wkv, QuantizedLinear(prefix + "engram.wkv"));
       DI_ASSIGN_OR_RETURN(w.engram->q_weight, Copied(prefix + "engram.q_weight"));
       DI_ASSIGN_OR_RETURN(w.engram->k_weight, Copied(prefix + "engram.k_weight"));
@@ -203,6 +249,7 @@ class Loader {
   ModelWeights& weights_;
   const Checkpoint& checkpoint_;
   const ModelConfig& config_;
+  const TableMemory engram_memory_;
   Stream& stream_;
   int64_t dropped_at_ = 0;  // packed_bytes when the file's pages were dropped last
 };
@@ -210,10 +257,11 @@ class Loader {
 }  // namespace
 
 Result<ModelWeights> LoadModelWeights(std::shared_ptr<const Checkpoint> checkpoint,
-                                      const ModelConfig& config, Stream& stream) {
+                                      const ModelConfig& config, TableMemory engram_memory,
+                                      Stream& stream) {
   ModelWeights weights;
   weights.engram_constants = ComputeEngramConstants(config);
-  DI_RETURN_IF_ERROR(Loader(weights, *checkpoint, config, stream).Run());
+  DI_RETURN_IF_ERROR(Loader(weights, *checkpoint, config, engram_memory, stream).Run());
   weights.checkpoint = std::move(checkpoint);
   return weights;
 }

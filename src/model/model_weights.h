@@ -31,7 +31,7 @@ struct HcWeights {
 };
 
 struct EngramWeights {
-  TensorView table;     // [table rows, channels] E4M3, left in the mapped file on a CPU
+  TensorView table;     // [table rows, channels] E4M3; see TableMemory
   TensorView scale;     // [table rows, channels / 32] E8M0
   LinearWeight wkv;     // [5 * hidden, lookups * channels]
   TensorView q_weight;  // [4, hidden] bf16
@@ -79,14 +79,19 @@ struct ModelWeights {
   TensorView window_frequencies;      // [pairs] f32, layers of ratio 0
   TensorView compressed_frequencies;  // [pairs] f32, layers of ratio > 0
   EngramConstants engram_constants;
-  int64_t packed_bytes = 0;  // memory taken by repacked and copied tensors
+  int64_t packed_bytes = 0;  // of the device's memory taken by repacked and copied tensors
+  int64_t host_bytes = 0;    // page-locked tables for a GPU
 
   std::vector<Buffer> buffers;                   // own the small tensors above
   std::shared_ptr<const Checkpoint> checkpoint;  // keeps the mapped tensors alive
 };
 
+// Where the Engram tables of a GPU are. (A CPU leaves them in the mapped files.)
+enum class TableMemory : uint8_t { kDevice, kPinnedHost };
+
 // The checkpoint must have passed CheckInventory. Errors: kResourceExhausted, kUnsupported.
 Result<ModelWeights> LoadModelWeights(std::shared_ptr<const Checkpoint> checkpoint,
-                                      const ModelConfig& config, Stream& stream);
+                                      const ModelConfig& config, TableMemory engram_memory,
+                                      Stream& stream);
 
 }  // namespace deepinfer

@@ -59,6 +59,7 @@ class Counter {
 
   // A linear's prepared copy of its input, and what each thread takes.
   void Linear(int64_t rows, int64_t k) {
+    if (s_.gpu) return;
     constexpr int64_t kWaveRows = 2048;
     count_.Scope([&] {
       const int64_t padded = CeilDiv(k, kLinearBlock) * kLinearBlock;
@@ -109,6 +110,7 @@ class Counter {
       Words(rows * pairs * 2);
     }
     count_.Scope([&] {  // the coefficients of a hyper-connection, in double precision
+      if (s_.gpu) return;
       count_.Add(rows * kHcCoefficients * 8);
       count_.Add(rows * 8);
     });
@@ -134,16 +136,27 @@ class Counter {
     const int64_t rows = s_.rows;
     const int64_t wide = c_.num_attention_heads * c_.head_dim;
     Bf16(rows * c_.q_lora_rank);
-    Linear(rows, c_.hidden_size);
-    Bf16(rows * wide);
-    Linear(rows, c_.q_lora_rank);
     Bf16(rows * c_.head_dim);
-    Linear(rows, c_.hidden_size);
     count_.Add(rows * Q8RecordBytes(c_.head_dim));
+    Bf16(rows * wide);
+    if (!c_.index_source_layer_ids.empty()) {
+      Bf16(rows * c_.index_n_heads * c_.index_head_dim);
+      Bf16(rows * c_.index_n_heads);
+    }
+    Linear(rows, std::max(c_.hidden_size, c_.q_lora_rank));
     if (!c_.index_source_layer_ids.empty()) count_.Scope([&] { SelectEntries(); });
     Bf16(rows * wide);
     count_.Scope([&] {
       constexpr int64_t kKeysPerBlock = 64;
+      if (s_.gpu) {
+        // Lists of keys of many rows; exchanged probabilities of few.
+        constexpr int64_t kFewRows = 16;
+        constexpr int64_t kExchangeBytes = int64_t{96} << 10;
+        count_.Add(rows * (c_.sliding_window + c_.index_topk + kKeysPerBlock) * 8);
+        count_.Add(rows * kWordBytes);
+        count_.Add(std::min(rows, kFewRows) * kExchangeBytes);
+        return;
+      }
       const int64_t stride = c_.head_dim + 16;
       const int64_t heads = c_.num_attention_heads;
       for (int i = 0; i < s_.num_threads; ++i) {
@@ -166,10 +179,14 @@ class Counter {
     const int64_t rows = s_.rows;
     const int64_t heads = c_.index_n_heads;
     const int64_t channels = c_.index_head_dim;
-    Bf16(rows * heads * channels);
-    Linear(rows, c_.q_lora_rank);
-    Bf16(rows * heads);
-    Linear(rows, c_.hidden_size);
+    if (s_.gpu) {
+      // Scores of a wave of rows, and the maxima of every eight of them, twice.
+      constexpr int64_t kWaveScoreBytes = int64_t{256} << 20;
+      const int64_t row = (s_.context + 128) * kWordBytes;
+      const int64_t bytes = std::min(rows * row, std::max(row, kWaveScoreBytes));
+      count_.Add(bytes + bytes / 4);
+      return;
+    }
     // Rows run in waves that hold so many scores, or those of one row.
     const int64_t scores = (s_.context + kTileKeys - 1) / kTileKeys * kTileKeys;
     count_.Add(std::min(rows * scores, std::max(scores, kWaveScores)) * kWordBytes);

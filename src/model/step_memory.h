@@ -17,6 +17,7 @@ struct StepShape {
   int64_t table_pages = 1;  // window pages of the sequence that has most
   bool drops_rows = false;  // the decoder half runs on a copy of the rows that are kept
   int num_threads = 1;
+  bool gpu = false;  // what the operations of a GPU take beyond the graph's own tensors
 };
 
 // Bytes of scratch, every allocation rounded up as a stream does. Logits are not part of it.

@@ -36,7 +36,8 @@ struct CompressedEntries {
   int64_t ratio = 1;
   TensorView last_row;  // [entries] i32, row of the last token of the entry's group
   TensorView sequence;  // [entries] i32, index of the sequence in this step
-  TensorView index;     // [entries] i32, entry number j; its position is j * ratio
+  TensorView index;  // [entries] i32, entry number j; its position is j * ratio. -1: padding, for
+                     // which nothing is computed that is defined and nothing is written
 
   int64_t count() const {
     return last_row.rows();

@@ -11,7 +11,11 @@
 #include "model/engram_token_map.h"
 #include "model/inventory.h"
 #include "model/model.h"
+#include "runtime/device_choice.h"
+#include "runtime/step_graphs.h"
+#include "runtime/step_upload.h"
 #include "tensor/copy.h"
+#include "tensor/cuda_device.h"
 #include "tensor/stream.h"
 
 namespace deepinfer {
@@ -47,11 +51,13 @@ struct Executor::Impl {
   Model model;
   CacheMemory memory;
   CacheViews caches;
-  std::vector<int32_t> token_map;  // token id -> compressed id of the n-gram tables
-  std::vector<int64_t> ratios;     // distinct compression ratios
-  std::vector<int32_t> sampled;    // per slot: the latest token, or -1
-  Buffer logits;                   // of the last step, on the device
-  Buffer host_logits;              // the same on the host; unused when the device is the host
+  std::vector<int32_t> token_map;      // token id -> compressed id of the n-gram tables
+  std::vector<int64_t> ratios;         // distinct compression ratios
+  std::vector<int32_t> sampled;        // per slot: the latest token, or -1
+  Buffer logits;                       // of the last step, on the device
+  Buffer host_logits;                  // the same on the host; unused when the device is the host
+  Buffer staging;                      // page-locked: index arrays on their way to a GPU
+  std::unique_ptr<StepGraphs> graphs;  // of decoding steps; null where they are not used
 
   // Who uses a unit in the step that is being checked: 1 + its chunk, negative if it only reads.
   std::vector<int32_t> block_users, page_users, slot_users;
@@ -61,6 +67,8 @@ struct Executor::Impl {
   Status ValidateUnits(const StepChunk& chunk) const;
   Status ClaimUnits(const StepPlan& plan);
   Result<TensorView> Run(std::span<const StepChunk> chunks, LayerTrace* trace);
+  // Whether every chunk is one row whose logits are wanted.
+  bool IsDecodingStep(std::span<const StepChunk> chunks) const;
   int32_t TokenOf(const StepChunk& chunk, int64_t row) const {
     return chunk.tokens.empty() ? sampled[static_cast<size_t>(chunk.slot)]
                                 : chunk.tokens[static_cast<size_t>(row)];
@@ -126,39 +134,58 @@ Result<std::unique_ptr<Executor>> Executor::Create(const ExecutorOptions& option
         "more threads than usable cores make every step slower threads={} usable_cores={}",
         options.num_threads, usable_cores);
   }
-  DI_ASSIGN_OR_RETURN(std::unique_ptr<Stream> stream,
-                      Stream::Create(options.num_threads > 0 ? options.num_threads : usable_cores));
+  const int num_threads = options.num_threads > 0 ? options.num_threads : usable_cores;
+  const bool gpu = options.device.kind == DeviceKind::kCuda;
+  if (gpu && options.use_reference_ops) {
+    return Fail(Code::kUnsupported,
+                "The plain reference of the operations runs on the CPU only; choose the device cpu.",
+                "device");
+  }
+  DI_ASSIGN_OR_RETURN(
+      std::unique_ptr<Stream> stream,
+      gpu ? Stream::CreateCuda(options.device.index, num_threads) : Stream::Create(num_threads));
+  int64_t usable_bytes = options.memory_bytes;
+  if (usable_bytes == 0) {
+    usable_bytes = UsableHostMemoryBytes();
+    if (gpu) {
+      // What the runtime itself takes for kernels and graphs is not in the plan.
+      DI_ASSIGN_OR_RETURN(const int64_t free_bytes, cuda::FreeMemoryBytes(options.device.index));
+      usable_bytes = free_bytes - free_bytes / 20;
+    }
+  }
   stream->set_cpu_level(options.max_cpu_level);
   stream->set_use_reference(options.use_reference_ops);
-  const MemoryRequest request{
-      .max_sequences = options.max_sequences,
-      .cache_tokens = options.cache_tokens,
-      .max_model_len = options.max_model_len,
-      .max_batched_tokens = options.max_batched_tokens,
-      .max_prompt_logit_rows = options.max_prompt_logit_rows,
-      .rollback_tokens = options.rollback_tokens,
-      .window_cache_pages = options.window_cache_pages,
-      .cache_format = options.cache_format,
-      .drops_rows = options.replay == ReplayMode::kCompact,
-      .num_threads = stream->pool().num_threads(),
-      .memory_bytes = options.memory_bytes > 0 ? options.memory_bytes : UsableHostMemoryBytes()};
+  const MemoryRequest request{.max_sequences = options.max_sequences,
+                              .cache_tokens = options.cache_tokens,
+                              .max_model_len = options.max_model_len,
+                              .max_batched_tokens = options.max_batched_tokens,
+                              .max_prompt_logit_rows = options.max_prompt_logit_rows,
+                              .rollback_tokens = options.rollback_tokens,
+                              .window_cache_pages = options.window_cache_pages,
+                              .cache_format = options.cache_format,
+                              .drops_rows = options.replay == ReplayMode::kCompact,
+                              .num_threads = stream->pool().num_threads(),
+                              .gpu_ranks = gpu ? 1 : 0,
+                              .engram_on_host = options.engram_memory == TableMemory::kPinnedHost,
+                              .memory_bytes = usable_bytes};
   const MemoryPlan plan = PlanMemory(config, request);
   LogPlan(plan);
   DI_RETURN_IF_ERROR(CheckFits(plan, request));
   DI_RETURN_IF_ERROR(stream->ReserveScratch(plan.scratch_bytes));
   DI_ASSIGN_OR_RETURN(Buffer logits, Buffer::Allocate(stream->device(), plan.logits_bytes));
-  DI_ASSIGN_OR_RETURN(ModelWeights weights,
-                      LoadModelWeights(std::move(checkpoint), config, *stream));
+  DI_ASSIGN_OR_RETURN(ModelWeights weights, LoadModelWeights(std::move(checkpoint), config,
+                                                             options.engram_memory, *stream));
+  DI_RETURN_IF_ERROR(stream->Synchronize());
   const int64_t weight_bytes = weights.packed_bytes;
 
   DI_ASSIGN_OR_RETURN(
       CacheMemory memory,
       CacheMemory::Create(MakeCacheGeometry(config, options.rollback_tokens, options.cache_format),
-                          stream->device(), plan.num_blocks, plan.num_window_pages,
-                          plan.num_slots));
-  Log(LogLevel::kInfo, "model loaded dir={} weight_bytes={} threads={} kernels={}",
-      options.model_dir, weight_bytes, stream->pool().num_threads(),
-      CpuLevelName(stream->cpu_level()));
+                          stream->device(), plan.num_blocks, plan.num_window_pages, plan.num_slots,
+                          gpu));
+  Log(LogLevel::kInfo, "model loaded dir={} device={} weight_bytes={} threads={} kernels={}",
+      options.model_dir, DeviceName(stream->device()), weight_bytes, stream->pool().num_threads(),
+      gpu ? "cuda" : CpuLevelName(stream->cpu_level()));
 
   std::unique_ptr<Executor> executor(new Executor());
   executor->impl_ =
@@ -168,6 +195,8 @@ Result<std::unique_ptr<Executor>> Executor::Create(const ExecutorOptions& option
   impl.memory_plan = plan;
   impl.weight_bytes = weight_bytes;
   impl.logits = std::move(logits);
+  if (gpu && options.use_graphs && cuda::RecordsGraphs())
+    impl.graphs = std::make_unique<StepGraphs>();
   for (size_t p = 0; p < config.kv_source_layer_ids.size(); ++p) {
     const auto producer = static_cast<int64_t>(p);
     impl.caches.kv_blocks.push_back(impl.memory.KvBlocks(producer));
@@ -408,9 +437,13 @@ Status Executor::Impl::Validate(const StepPlan& plan) {
 
 Result<TensorView> Executor::Impl::Run(std::span<const StepChunk> chunks, LayerTrace* trace) {
   const ModelConfig& config = model.config();
-  const auto num_sequences = static_cast<int64_t>(chunks.size());
+  const int64_t real_sequences = std::ssize(chunks);
   const int64_t ngram = config.engram_max_ngram_size;
   const bool compact = options.replay == ReplayMode::kCompact;
+  // A step that can be replayed from a graph is padded to one of few shapes: with rows of nobody,
+  // at position 0 of the padding units, and with entries that are not written.
+  const bool graph = graphs != nullptr && trace == nullptr && IsDecodingStep(chunks);
+  const int64_t num_sequences = graph ? StepGraphs::PaddedRows(real_sequences) : real_sequences;
   // Rows as a layout: all of them, or those that the decoder half runs.
   struct HostRows {
     std::vector<int32_t> positions, sequence, start, window_begin;
@@ -432,9 +465,23 @@ Result<TensorView> Executor::Impl::Run(std::span<const StepChunk> chunks, LayerT
     max_blocks = std::max<int64_t>(max_blocks, std::ssize(chunk.blocks));
     max_pages = std::max<int64_t>(max_pages, std::ssize(chunk.window_pages));
   }
+  if (graph) {
+    max_blocks = StepGraphs::PaddedUnits(max_blocks);
+    max_pages = StepGraphs::PaddedUnits(max_pages);
+  }
+  const int32_t padding_block[] = {static_cast<int32_t>(memory.num_blocks())};
+  const int32_t padding_page[] = {static_cast<int32_t>(memory.num_window_pages())};
+  const int32_t padding_token[] = {0};
+  StepChunk padding;
+  padding.slot = static_cast<int32_t>(memory.num_slots());
+  padding.num_rows = 1;
+  padding.tokens = padding_token;
+  padding.blocks = padding_block;
+  padding.window_pages = padding_page;
+  padding.num_logit_rows = 1;
   const int32_t pad = token_map[static_cast<size_t>(config.engram_pad_token_id)];
   for (int64_t s = 0; s < num_sequences; ++s) {
-    const StepChunk& chunk = chunks[static_cast<size_t>(s)];
+    const StepChunk& chunk = s < real_sequences ? chunks[static_cast<size_t>(s)] : padding;
     const int64_t first_row = std::ssize(ids);
     all.start.push_back(static_cast<int32_t>(first_row));
     all.window_begin.push_back(static_cast<int32_t>(chunk.window_begin));
@@ -453,7 +500,13 @@ Result<TensorView> Executor::Impl::Run(std::span<const StepChunk> chunks, LayerT
         lookback.push_back(id < 0 ? pad : token_map[static_cast<size_t>(id)]);
       }
       for (size_t r = 0; r < ratios.size(); ++r) {
-        if ((position + 1) % ratios[r] != 0 || position < chunk.entries_begin) continue;
+        if ((position + 1) % ratios[r] != 0 || position < chunk.entries_begin) {
+          if (!graph) continue;
+          entries[r].last_row.push_back(static_cast<int32_t>(first_row + i));
+          entries[r].sequence.push_back(static_cast<int32_t>(s));
+          entries[r].index.push_back(-1);
+          continue;
+        }
         entries[r].last_row.push_back(static_cast<int32_t>(first_row + i));
         entries[r].sequence.push_back(static_cast<int32_t>(s));
         entries[r].index.push_back(static_cast<int32_t>(position / ratios[r]));
@@ -474,57 +527,69 @@ Result<TensorView> Executor::Impl::Run(std::span<const StepChunk> chunks, LayerT
   const auto rows = static_cast<int64_t>(ids.size());
 
   ScratchScope scratch(*stream);
-  const auto upload = [&](const std::vector<int32_t>& values,
-                          std::initializer_list<int64_t> shape) -> Result<TensorView> {
-    const TensorView view = scratch.Tensor(DType::kI32, shape);
-    DI_RETURN_IF_ERROR(CopyToDevice(values.data(), view, *stream));
-    return view;
-  };
+  StepUpload upload;
   StepBatch batch;
-  DI_ASSIGN_OR_RETURN(batch.token_ids, upload(ids, {rows}));
-  DI_ASSIGN_OR_RETURN(batch.layout.sequence_slot, upload(slots, {num_sequences}));
-  DI_ASSIGN_OR_RETURN(batch.layout.block_table, upload(block_table, {num_sequences, max_blocks}));
-  DI_ASSIGN_OR_RETURN(batch.layout.window_table, upload(window_table, {num_sequences, max_pages}));
-  DI_ASSIGN_OR_RETURN(batch.layout.window_first_page, upload(first_page, {num_sequences}));
-  batch.decoder_layout = batch.layout;
-  const auto upload_rows = [&](const HostRows& host, BatchLayout* layout) -> Status {
+  upload.Add(ids, {rows}, &batch.token_ids);
+  upload.Add(slots, {num_sequences}, &batch.layout.sequence_slot);
+  upload.Add(block_table, {num_sequences, max_blocks}, &batch.layout.block_table);
+  upload.Add(window_table, {num_sequences, max_pages}, &batch.layout.window_table);
+  upload.Add(first_page, {num_sequences}, &batch.layout.window_first_page);
+  const auto add_rows = [&](const HostRows& host, BatchLayout* layout) {
     const auto count = static_cast<int64_t>(host.positions.size());
-    DI_ASSIGN_OR_RETURN(layout->positions, upload(host.positions, {count}));
-    DI_ASSIGN_OR_RETURN(layout->row_sequence, upload(host.sequence, {count}));
-    DI_ASSIGN_OR_RETURN(layout->sequence_start, upload(host.start, {num_sequences + 1}));
-    DI_ASSIGN_OR_RETURN(layout->window_begin, upload(host.window_begin, {num_sequences}));
-    return {};
+    upload.Add(host.positions, {count}, &layout->positions);
+    upload.Add(host.sequence, {count}, &layout->row_sequence);
+    upload.Add(host.start, {num_sequences + 1}, &layout->sequence_start);
+    upload.Add(host.window_begin, {num_sequences}, &layout->window_begin);
   };
-  DI_RETURN_IF_ERROR(upload_rows(all, &batch.layout));
-  DI_RETURN_IF_ERROR(upload_rows(decoder, &batch.decoder_layout));
+  add_rows(all, &batch.layout);
+  add_rows(decoder, &batch.decoder_layout);
   batch.drops_rows = std::ssize(kept_rows) < rows;
-  DI_ASSIGN_OR_RETURN(batch.kept_rows, upload(kept_rows, {std::ssize(kept_rows)}));
-  DI_ASSIGN_OR_RETURN(batch.engram_lookback, upload(lookback, {rows, ngram}));
-  DI_ASSIGN_OR_RETURN(batch.logit_rows,
-                      upload(logit_rows, {static_cast<int64_t>(logit_rows.size())}));
+  upload.Add(kept_rows, {std::ssize(kept_rows)}, &batch.kept_rows);
+  upload.Add(lookback, {rows, ngram}, &batch.engram_lookback);
+  upload.Add(logit_rows, {std::ssize(logit_rows)}, &batch.logit_rows);
+  batch.entries.resize(ratios.size());
   for (size_t r = 0; r < ratios.size(); ++r) {
     const auto count = static_cast<int64_t>(entries[r].index.size());
-    CompressedEntries view;
-    view.ratio = ratios[r];
-    DI_ASSIGN_OR_RETURN(view.last_row, upload(entries[r].last_row, {count}));
-    DI_ASSIGN_OR_RETURN(view.sequence, upload(entries[r].sequence, {count}));
-    DI_ASSIGN_OR_RETURN(view.index, upload(entries[r].index, {count}));
-    batch.entries.push_back(view);
+    batch.entries[r].ratio = ratios[r];
+    upload.Add(entries[r].last_row, {count}, &batch.entries[r].last_row);
+    upload.Add(entries[r].sequence, {count}, &batch.entries[r].sequence);
+    upload.Add(entries[r].index, {count}, &batch.entries[r].index);
   }
+  DI_RETURN_IF_ERROR(upload.Finish(scratch, &staging, *stream));
+  batch.decoder_layout.sequence_slot = batch.layout.sequence_slot;
+  batch.decoder_layout.block_table = batch.layout.block_table;
+  batch.decoder_layout.window_table = batch.layout.window_table;
+  batch.decoder_layout.window_first_page = batch.layout.window_first_page;
 
   const auto num_logits = static_cast<int64_t>(logit_rows.size());
+  const int64_t real_logits = graph ? real_sequences : num_logits;
   const int64_t logit_bytes = num_logits * config.vocab_size * 4;
   if (logits.bytes() < logit_bytes) {
+    DI_RETURN_IF_ERROR(stream->Synchronize());
+    if (graphs != nullptr) graphs->Clear();
     DI_ASSIGN_OR_RETURN(logits, Buffer::Allocate(stream->device(), logit_bytes));
   }
   const TensorView logit_view = logits.View(DType::kF32, {num_logits, config.vocab_size});
-  DI_RETURN_IF_ERROR(model.Forward(batch, caches, logit_view, trace, *stream));
+  if (graph) {
+    const StepGraphs::Shape shape{.rows = rows, .blocks = max_blocks, .pages = max_pages};
+    DI_RETURN_IF_ERROR(graphs->Run(shape, *stream, [&] {
+      return model.Forward(batch, caches, logit_view, nullptr, *stream);
+    }));
+  } else {
+    DI_RETURN_IF_ERROR(model.Forward(batch, caches, logit_view, trace, *stream));
+  }
   if (stream->device().kind == DeviceKind::kCpu) return logit_view;
   if (host_logits.bytes() < logit_bytes) {
-    DI_ASSIGN_OR_RETURN(host_logits, Buffer::Allocate({}, logit_bytes));
+    DI_ASSIGN_OR_RETURN(host_logits, Buffer::AllocatePinned(logit_bytes));
   }
-  DI_RETURN_IF_ERROR(CopyToHost(logit_view, host_logits.data(), *stream));
-  return host_logits.View(DType::kF32, {num_logits, config.vocab_size});
+  DI_RETURN_IF_ERROR(CopyToHost(logit_view.Rows(0, real_logits), host_logits.data(), *stream));
+  return host_logits.View(DType::kF32, {real_logits, config.vocab_size});
+}
+
+bool Executor::Impl::IsDecodingStep(std::span<const StepChunk> chunks) const {
+  return std::all_of(chunks.begin(), chunks.end(), [](const StepChunk& chunk) {
+    return chunk.num_rows == 1 && chunk.num_logit_rows == 1 && chunk.decoder_begin <= chunk.begin;
+  });
 }
 
 }  // namespace deepinfer

@@ -13,6 +13,7 @@
 #include "base/thread_pool.h"
 #include "model/config.h"
 #include "model/layer_trace.h"
+#include "model/model_weights.h"
 #include "ops/numerics.h"
 #include "runtime/memory_plan.h"
 #include "state/cache_memory.h"
@@ -30,8 +31,13 @@ enum class ReplayMode : uint8_t {
 
 struct ExecutorOptions {
   std::string model_dir;
+  Device device;  // runtime/device_choice.h
+  // Of a GPU: where the Engram tables are, and whether decoding steps are replayed from recorded
+  // graphs. Neither changes a bit of the results.
+  TableMemory engram_memory = TableMemory::kPinnedHost;
+  bool use_graphs = true;
   Numerics numerics = Numerics::kProduction;
-  int num_threads = 0;         // 0: one per core this process may use
+  int num_threads = 0;         // 0: one per core this process may use; host work only on a GPU
   int64_t max_sequences = 64;  // sequence slots
   int64_t cache_tokens =
       0;  // capacity of the block pool over all sequences; 0: PlanMemory's choice
@@ -40,7 +46,7 @@ struct ExecutorOptions {
   int64_t max_prompt_logit_rows = 256;  // whose logits are wanted beyond one per sequence
   int64_t rollback_tokens = 6;          // by which a sequence can be set back in place
   int64_t window_cache_pages = -1;  // window pages for the prefix cache; -1: PlanMemory's choice
-  int64_t memory_bytes = 0;         // that may be used; 0: what the machine has
+  int64_t memory_bytes = 0;         // that may be used; 0: what the device has
   ReplayMode replay = ReplayMode::kOff;
   CacheFormat cache_format = CacheFormat::kPacked;
   bool use_reference_ops =

@@ -122,6 +122,8 @@ MemoryPlan PlanMemory(const ModelConfig& config, const MemoryRequest& request) {
   MemoryPlan plan;
   plan.memory_bytes = request.memory_bytes;
   plan.weights = gpu ? GpuWeightMemory(config, request.gpu_ranks) : CpuWeightMemory(config);
+  if (gpu && request.engram_on_host)
+    plan.weights.resident[static_cast<size_t>(TensorGroup::kEngramTable)] = 0;
   plan.num_slots = request.max_sequences;
   plan.history_tokens = config.sliding_window - 1 + request.rollback_tokens;
 
@@ -150,7 +152,8 @@ MemoryPlan PlanMemory(const ModelConfig& config, const MemoryRequest& request) {
                .context = context,
                .table_pages = (plan.history_tokens + request.max_batched_tokens) / kBlockTokens + 2,
                .drops_rows = request.drops_rows,
-               .num_threads = request.num_threads});
+               .num_threads = request.num_threads,
+               .gpu = gpu});
 
   const int64_t block_bytes = std::max<int64_t>(1, geometry.BytesPerBlock());
   if (request.cache_tokens > 0) {

@@ -49,8 +49,9 @@ struct MemoryRequest {
   CacheFormat cache_format = CacheFormat::kPacked;
   bool drops_rows = false;  // decoder bounded replay in compact form
   int num_threads = 1;
-  int64_t gpu_ranks = 0;     // 0: a CPU; else this plan is that of each of so many GPUs
-  int64_t memory_bytes = 0;  // that may be used, on each device
+  int64_t gpu_ranks = 0;        // 0: a CPU; else this plan is that of each of so many GPUs
+  bool engram_on_host = false;  // of a GPU: the Engram tables are in the host's memory
+  int64_t memory_bytes = 0;     // that may be used, on each device
 };
 
 // A line of the plan. Pools of equal units have units; the rest has bytes only.

@@ -820,7 +820,9 @@ std::string Scheduler::Impl::FindViolation() const {
     runs += s.phase == Phase::kRunning;
     queued += s.waiting_index != kNowhere;
     if (s.image != nullptr) saved += CeilDiv(s.image->num_tokens, kBlockTokens);
-    const auto fail = [&](const char* what) { return fmt::format("sequence {} {}", id, what); };
+    const auto fail = [&id = id](const char* what) {
+      return fmt::format("sequence {} {}", id, what);
+    };
     if (s.spec.id != id) return fail("is filed under another id");
     if ((s.phase == Phase::kRunning) != s.state.has_value())
       return fail("owns state without running, or runs without state");

@@ -87,7 +87,7 @@ int64_t CacheGeometry::BytesPerSlot() const {
 
 Result<CacheMemory> CacheMemory::Create(const CacheGeometry& geometry, Device device,
                                         int64_t num_blocks, int64_t num_window_pages,
-                                        int64_t num_slots) {
+                                        int64_t num_slots, bool padding_unit) {
   DI_CHECK(num_blocks > 0 && num_window_pages > 0 && num_slots > 0);
   DI_CHECK(geometry.remainder_rows > 0);
   CacheMemory memory;
@@ -95,6 +95,10 @@ Result<CacheMemory> CacheMemory::Create(const CacheGeometry& geometry, Device de
   memory.num_blocks_ = num_blocks;
   memory.num_window_pages_ = num_window_pages;
   memory.num_slots_ = num_slots;
+  memory.padding_units_ = padding_unit ? 1 : 0;
+  num_blocks += memory.padding_units_;
+  num_window_pages += memory.padding_units_;
+  num_slots += memory.padding_units_;
   for (const CacheGeometry::Producer& producer : geometry.producers) {
     DI_CHECK_EQ(kBlockTokens % producer.ratio, 0);
     const int64_t entries = num_blocks * (kBlockTokens / producer.ratio);
@@ -119,25 +123,29 @@ Result<CacheMemory> CacheMemory::Create(const CacheGeometry& geometry, Device de
 TensorView CacheMemory::KvBlocks(int64_t producer) const {
   const auto p = static_cast<size_t>(producer);
   const CacheGeometry::Producer& g = geometry_.producers[p];
-  return kv_[p].View(DType::kU8, {num_blocks_, kBlockTokens / g.ratio, g.kv_record_bytes});
+  return kv_[p].View(DType::kU8,
+                     {num_blocks_ + padding_units_, kBlockTokens / g.ratio, g.kv_record_bytes});
 }
 
 TensorView CacheMemory::IndexBlocks(int64_t producer) const {
   const auto p = static_cast<size_t>(producer);
   const CacheGeometry::Producer& g = geometry_.producers[p];
-  return index_[p].View(DType::kU8, {num_blocks_, kBlockTokens / g.ratio, g.index_record_bytes});
+  return index_[p].View(
+      DType::kU8, {num_blocks_ + padding_units_, kBlockTokens / g.ratio, g.index_record_bytes});
 }
 
 TensorView CacheMemory::WindowPages(int64_t layer) const {
   return window_[static_cast<size_t>(layer)].View(
-      DType::kU8, {num_window_pages_, kBlockTokens, geometry_.window_record_bytes});
+      DType::kU8,
+      {num_window_pages_ + padding_units_, kBlockTokens, geometry_.window_record_bytes});
 }
 
 TensorView CacheMemory::Remainders(int64_t producer) const {
   const auto p = static_cast<size_t>(producer);
   const int64_t floats = geometry_.producers[p].remainder_floats;
   if (floats == 0) return {};
-  return remainders_[p].View(DType::kF32, {num_slots_, geometry_.remainder_rows, floats});
+  return remainders_[p].View(DType::kF32,
+                             {num_slots_ + padding_units_, geometry_.remainder_rows, floats});
 }
 
 int64_t CacheMemory::ImageBytes(const StateImage& image) const {

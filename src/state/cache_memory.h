@@ -38,10 +38,12 @@ struct CacheGeometry {
 
 class CacheMemory {
  public:
-  // Memory is reserved at once and committed when first touched.
+  // Memory is reserved at once and committed when first touched. With `padding_unit` there is one
+  // unit more of each kind than the counts say, for rows of a step that belong to nobody: its
+  // number is the count.
   static Result<CacheMemory> Create(const CacheGeometry& geometry, Device device,
-                                    int64_t num_blocks, int64_t num_window_pages,
-                                    int64_t num_slots);
+                                    int64_t num_blocks, int64_t num_window_pages, int64_t num_slots,
+                                    bool padding_unit = false);
 
   const CacheGeometry& geometry() const {
     return geometry_;
@@ -84,6 +86,7 @@ class CacheMemory {
   int64_t num_blocks_ = 0;
   int64_t num_window_pages_ = 0;
   int64_t num_slots_ = 0;
+  int64_t padding_units_ = 0;
   std::vector<Buffer> kv_;
   std::vector<Buffer> index_;
   std::vector<Buffer> window_;

@@ -1,4 +1,4 @@
-// Owning memory on a device, 64-byte aligned.
+// Owning memory on a device, 64-byte aligned (256 on a GPU).
 #pragma once
 
 #include <cstdint>
@@ -17,6 +17,9 @@ class Buffer {
   // build).
   static Result<Buffer> Allocate(Device device, int64_t bytes);
   static Result<Buffer> AllocateZeroed(Device device, int64_t bytes);
+  // Page-locked host memory: a CPU buffer that CUDA devices can reach as well, at the same address.
+  // Errors: as above.
+  static Result<Buffer> AllocatePinned(int64_t bytes);
 
   Buffer(Buffer&& other) noexcept;
   Buffer& operator=(Buffer&& other) noexcept;
@@ -40,6 +43,7 @@ class Buffer {
   void* data_ = nullptr;
   int64_t bytes_ = 0;
   int64_t mapped_bytes_ = 0;  // > 0: obtained by mmap
+  bool pinned_ = false;
   Device device_;
 };
 

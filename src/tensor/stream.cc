@@ -4,11 +4,12 @@
 #include <utility>
 
 #include "base/check.h"
+#include "tensor/cuda_device.h"
 
 namespace deepinfer {
 namespace {
 
-constexpr int64_t kAlignment = 64;
+constexpr int64_t kAlignment = 256;  // what a GPU's allocations have
 constexpr int64_t kMinChunkBytes = int64_t{8} << 20;
 
 }  // namespace
@@ -16,6 +17,41 @@ constexpr int64_t kMinChunkBytes = int64_t{8} << 20;
 Result<std::unique_ptr<Stream>> Stream::Create(int num_threads) {
   DI_ASSIGN_OR_RETURN(std::unique_ptr<ThreadPool> pool, ThreadPool::Create(num_threads));
   return std::unique_ptr<Stream>(new Stream(std::move(pool)));
+}
+
+Result<std::unique_ptr<Stream>> Stream::CreateCuda(int device_index, int num_threads) {
+  DI_ASSIGN_OR_RETURN(const int count, cuda::DeviceCount());
+  if (device_index < 0 || device_index >= count) {
+    return Fail(Code::kInvalidArgument,
+                fmt::format("There is no CUDA device {}; this machine has {}.", device_index,
+                            count == 1 ? "one, number 0" : fmt::format("0 to {}", count - 1)),
+                "device");
+  }
+  DI_ASSIGN_OR_RETURN(const cuda::DeviceProperties properties,
+                      cuda::GetDeviceProperties(device_index));
+  if (properties.compute_major < 9) {
+    return Fail(Code::kUnsupported,
+                fmt::format("CUDA device {} is a {} of compute capability {}.{}; kernels exist for "
+                            "9.0 (Hopper) and 10.0 (Blackwell).",
+                            device_index, properties.name, properties.compute_major,
+                            properties.compute_minor),
+                "device");
+  }
+  DI_ASSIGN_OR_RETURN(std::unique_ptr<Stream> stream, Create(num_threads));
+  stream->device_ = {DeviceKind::kCuda, device_index};
+  stream->sm_count_ = properties.sm_count;
+  stream->compute_major_ = properties.compute_major;
+  DI_ASSIGN_OR_RETURN(stream->cuda_stream_, cuda::CreateStream(device_index));
+  return stream;
+}
+
+Stream::~Stream() {
+  if (cuda_stream_ != nullptr) cuda::DestroyStream(device_.index, cuda_stream_);
+}
+
+Status Stream::Synchronize() {
+  if (cuda_stream_ == nullptr) return {};
+  return cuda::Synchronize(cuda_stream_);
 }
 
 Stream::Stream(int num_threads) : Stream(std::make_unique<ThreadPool>(num_threads)) {}

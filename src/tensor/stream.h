@@ -23,10 +23,29 @@ class Stream {
   static Result<std::unique_ptr<Stream>> Create(int num_threads);
   // Like Create, for callers to whom a refused thread is a bug.
   explicit Stream(int num_threads);
+  // A stream of a CUDA device; the pool is for work on the host between operations. Operations
+  // return when their kernels are in the stream; Synchronize waits for them. Errors: those of
+  // Create and of tensor/cuda_device.h.
+  static Result<std::unique_ptr<Stream>> CreateCuda(int device_index, int num_threads);
+  ~Stream();
 
   Device device() const {
-    return {};
+    return device_;
   }
+  // The runtime's stream; null on a CPU.
+  void* cuda_stream() const {
+    return cuda_stream_;
+  }
+  // Multiprocessors of the device; 0 on a CPU.
+  int sm_count() const {
+    return sm_count_;
+  }
+  // 9 for Hopper, 10 for Blackwell; 0 on a CPU.
+  int compute_major() const {
+    return compute_major_;
+  }
+  // Waits for everything in the stream and reports what failed there. Nothing to wait for on a CPU.
+  Status Synchronize();
   ThreadPool& pool() {
     return *pool_;
   }
@@ -66,6 +85,10 @@ class Stream {
     int64_t used = 0;
   };
 
+  Device device_;
+  void* cuda_stream_ = nullptr;
+  int sm_count_ = 0;
+  int compute_major_ = 0;
   std::unique_ptr<ThreadPool> pool_;
   CpuLevel cpu_level_;
   bool use_reference_ = false;
@@ -76,7 +99,7 @@ class Stream {
 };
 
 // Scratch memory of a stream: bump allocation, returned when the scope ends. Scopes nest. Memory is
-// uninitialised and 64-byte aligned; pointers stay valid until the scope ends. Not for use inside
+// uninitialised and 256-byte aligned; pointers stay valid until the scope ends. Not for use inside
 // parallel loops: allocate before them.
 class ScratchScope {
  public:

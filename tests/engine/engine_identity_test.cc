@@ -11,6 +11,7 @@
 #include "engine/selfcheck.h"
 #include "engine/table_compiler_for_test.h"
 #include "runtime/executor.h"
+#include "support/test_device.h"
 #include "text/tokenizer.h"
 
 namespace deepinfer {
@@ -24,6 +25,7 @@ struct LoadedModel {
     const std::string dir = std::string(DI_TEST_DATA_DIR) + "/model/" + folder + "/checkpoint";
     ExecutorOptions options;
     options.model_dir = dir;
+    options.device = testing_support::TestDevice();
     options.max_sequences = 64;
     options.num_threads = 1;  // other tests run beside it; threads are identity_test's matter
     options.cache_tokens = cache_tokens;

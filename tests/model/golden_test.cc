@@ -1,6 +1,7 @@
 // The forward pass against the recorded answers of the reference implementation, by the rule of
 // their README: pooled over all recorded rows, no figure worse than four times that of an
-// independent implementation with sums in double.
+// independent implementation with sums in double; on a GPU than twice that of the worst of three runs
+// of it with disturbed products.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -9,6 +10,7 @@
 
 #include "runtime/session.h"
 #include "support/golden_model.h"
+#include "support/test_device.h"
 
 namespace deepinfer {
 namespace {
@@ -58,7 +60,10 @@ TEST_P(GoldenModelTest, LogitsAgreeWithTheRecordedOnes) {
   options.numerics =
       std::string(c.profile) == "reference" ? Numerics::kReference : Numerics::kProduction;
   options.max_sequences = 16;
+  options.device = testing_support::TestDevice();
   options.use_reference_ops = c.reference_ops;
+  if (c.reference_ops && testing_support::OnCuda())
+    GTEST_SKIP() << "the plain operations run on the CPU";
   auto executor = Executor::Create(options);
   ASSERT_TRUE(executor.has_value()) << executor.error().message;
   const int64_t vocab = (*executor)->config().vocab_size;
@@ -133,13 +138,21 @@ TEST_P(GoldenModelTest, LogitsAgreeWithTheRecordedOnes) {
       static_cast<double>(selected_common) /
           static_cast<double>(std::max<int64_t>(1, selected_entries)));
   EXPECT_EQ(ours.rows, exact.rows);
-  EXPECT_LE(ours.kl_med, 4 * exact.kl_med);
-  EXPECT_LE(ours.kl_mean, 4 * exact.kl_mean);
-  EXPECT_LE(ours.kl_p90, 4 * exact.kl_p90);
   // Shares of 1,812 rows: where the floor is below two rows, four times of it says nothing.
   const double two_rows = 2.0 / static_cast<double>(exact.rows);
-  EXPECT_LE(ours.beyond_1e3, 4 * std::max(exact.beyond_1e3, two_rows));
-  EXPECT_LE(ours.argmax_miss, 4 * std::max(exact.argmax_miss, two_rows));
+  const auto limit = [&](double Divergence::*figure, double least = 0.0) {
+    if (!testing_support::OnCuda()) return 4 * std::max(exact.*figure, least);
+    // Tensor cores cut sums off where a CPU rounds them. At most the outer limit of the rule.
+    double worst = 0.0;
+    for (const char* noise : {"noise1", "noise2", "noise3"})
+      worst = std::max(worst, golden->floor(noise).*figure);
+    return std::max(std::min(2 * worst, 16 * exact.*figure), 4 * least);
+  };
+  EXPECT_LE(ours.kl_med, limit(&Divergence::kl_med));
+  EXPECT_LE(ours.kl_mean, limit(&Divergence::kl_mean));
+  EXPECT_LE(ours.kl_p90, limit(&Divergence::kl_p90));
+  EXPECT_LE(ours.beyond_1e3, limit(&Divergence::beyond_1e3, two_rows));
+  EXPECT_LE(ours.argmax_miss, limit(&Divergence::argmax_miss, two_rows));
 }
 
 INSTANTIATE_TEST_SUITE_P(Recorded, GoldenModelTest,

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "runtime/session.h"
+#include "support/test_device.h"
 
 namespace deepinfer::testing_support {
 
@@ -30,6 +31,7 @@ inline std::string CheckpointDir(const std::string& folder) {
 inline std::unique_ptr<Executor> LoadExecutor(const std::string& folder, int threads,
                                               ExecutorOptions options = {}) {
   options.model_dir = CheckpointDir(folder);
+  options.device = TestDevice();
   options.num_threads = threads;
   options.max_sequences = 16;
   options.cache_tokens = 16384;
@@ -113,9 +115,7 @@ inline void PoisonUnreferenced(Executor& executor, const StatePools& pools) {
     if (view.empty()) return;
     for (int64_t id = 0; id < pool.size(); ++id) {
       if (pool.references(static_cast<int32_t>(id)) > 0) continue;
-      const TensorView unit = view.Rows(id, id + 1);
-      std::memset(unit.data(), 0xff,
-                  static_cast<size_t>(unit.num_elements() * DTypeBytes(unit.dtype())));
+      Poison(view.Rows(id, id + 1));
     }
   };
   const CacheMemory& memory = executor.memory();

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <vector>
 
+#include "ops/cache_records/cache_records_impl.h"
 #include "ops/quantize/group_quantize.h"
 #include "ops/rope/rotate.h"
 #include "ops/row_access.h"
@@ -33,6 +34,7 @@ Status WindowRecords(const WindowRecordsArgs& args, Stream& stream) {
       ExpectTensor(args.records, DType::kU8, {rows, -1}, "WindowRecords", "records"));
   DI_RETURN_IF_ERROR(ExpectRecords(args.records, Q8RecordBytes(channels), Bf16RecordBytes(channels),
                                    "WindowRecords", "records"));
+  if (stream.device().kind == DeviceKind::kCuda) return cuda::WindowRecords(args, stream);
   const bool bf16 = args.records.dim(1) == Bf16RecordBytes(channels);
   const int64_t pairs = args.table.dim(1);
   stream.pool().ParallelFor(rows, [&](int64_t begin, int64_t end, int) {
@@ -57,6 +59,7 @@ Status WriteWindowPages(const WriteWindowPagesArgs& args, Stream& stream) {
   const int64_t record_bytes = args.pages.dim(2);
   DI_RETURN_IF_ERROR(ExpectTensor(args.records, DType::kU8, {args.layout.num_rows(), record_bytes},
                                   "WriteWindowPages", "records"));
+  if (stream.device().kind == DeviceKind::kCuda) return cuda::WriteWindowPages(args, stream);
   const int32_t* positions = args.layout.positions.Row<int32_t>(0);
   const int32_t* sequence = args.layout.row_sequence.Row<int32_t>(0);
   const int32_t* first_page = args.layout.window_first_page.Row<int32_t>(0);
@@ -88,6 +91,7 @@ Status WriteEntries(const WriteEntriesArgs& args, Stream& stream) {
   DI_RETURN_IF_ERROR(ExpectTensor(args.blocks, DType::kU8, {-1, -1, -1}, "WriteEntries", "blocks"));
   DI_RETURN_IF_ERROR(ExpectRecords(args.blocks, packed_bytes, Bf16RecordBytes(channels),
                                    "WriteEntries", "blocks"));
+  if (stream.device().kind == DeviceKind::kCuda) return cuda::WriteEntries(args, stream);
   const int64_t record_bytes = args.blocks.dim(2);
   const bool bf16 = record_bytes != packed_bytes;
   const int64_t entries_per_block = args.blocks.dim(1);
@@ -98,6 +102,7 @@ Status WriteEntries(const WriteEntriesArgs& args, Stream& stream) {
     std::vector<float> x(static_cast<size_t>(channels));
     std::vector<uint8_t> packed(static_cast<size_t>(packed_bytes));
     for (int64_t e = begin; e < end; ++e) {
+      if (index[e] < 0) continue;
       LoadRotated(args.values.Row<Bf16>(e), channels, args.table.Row<float>(e), pairs, x.data());
       const int32_t block =
           args.layout.block_table.Row<int32_t>(sequence[e])[index[e] / entries_per_block];

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "ops/compressor/compressor_impl.h"
 #include "ops/validate.h"
 #include "tensor/float_formats.h"
 
@@ -19,10 +20,12 @@ Status CompressPairs(const CompressPairsArgs& args, Stream& stream) {
       ExpectTensor(args.remainders, DType::kF32, {-1, -1, 2 * dim}, "CompressPairs", "remainders"));
   DI_RETURN_IF_ERROR(ExpectTensor(args.pooled, DType::kBf16, {args.entries.count(), dim},
                                   "CompressPairs", "pooled"));
+  if (stream.device().kind == DeviceKind::kCuda) return cuda::CompressPairs(args, stream);
   const int32_t* positions = args.layout.positions.Row<int32_t>(0);
   const int32_t* start = args.layout.sequence_start.Row<int32_t>(0);
   const int32_t* slots = args.layout.sequence_slot.Row<int32_t>(0);
   const int32_t* last_row = args.entries.last_row.Row<int32_t>(0);
+  const int32_t* index = args.entries.index.Row<int32_t>(0);
   const int32_t* sequence = args.entries.sequence.Row<int32_t>(0);
   const int64_t remainder_rows = args.remainders.dim(1);
   const auto remainder_of = [&](int64_t slot, int64_t position) {
@@ -30,6 +33,7 @@ Status CompressPairs(const CompressPairsArgs& args, Stream& stream) {
   };
   stream.pool().ParallelFor(args.entries.count(), [&](int64_t begin, int64_t end, int) {
     for (int64_t e = begin; e < end; ++e) {
+      if (index[e] < 0) continue;
       const int64_t second = last_row[e];
       const int64_t first = second - 1;
       const bool carried = first < start[sequence[e]];

@@ -2,6 +2,7 @@
 
 #include <cstring>
 
+#include "ops/embedding/embedding_impl.h"
 #include "ops/validate.h"
 
 namespace deepinfer {
@@ -14,6 +15,11 @@ Status Embedding(const EmbeddingArgs& args, Stream& stream) {
   DI_RETURN_IF_ERROR(
       ExpectTensor(args.streams, DType::kBf16, {rows, -1, hidden}, "Embedding", "streams"));
   const int64_t streams = args.streams.dim(1);
+  if (!args.first_pre.empty()) {
+    DI_RETURN_IF_ERROR(
+        ExpectTensor(args.first_pre, DType::kF32, {rows, streams}, "Embedding", "first_pre"));
+  }
+  if (stream.device().kind == DeviceKind::kCuda) return cuda::Embedding(args, stream);
   const int32_t* ids = args.ids.Row<int32_t>(0);
   const size_t row_bytes = static_cast<size_t>(hidden) * 2;
   stream.pool().ParallelFor(
@@ -25,6 +31,9 @@ Status Embedding(const EmbeddingArgs& args, Stream& stream) {
           char* target = reinterpret_cast<char*>(args.streams.Row<uint16_t>(r));
           for (int64_t s = 0; s < streams; ++s)
             std::memcpy(target + s * static_cast<int64_t>(row_bytes), source, row_bytes);
+          if (args.first_pre.empty()) continue;
+          for (int64_t s = 0; s < streams; ++s)
+            args.first_pre.Row<float>(r)[s] = s == 0 ? 1.0f : 0.0f;
         }
       },
       16);

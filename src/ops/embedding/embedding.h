@@ -11,6 +11,9 @@ struct EmbeddingArgs {
   TensorView ids;      // [rows] i32, each in [0, vocab): checked by the caller
   TensorView table;    // [vocab, hidden] bf16
   TensorView streams;  // [rows, streams, hidden] bf16
+  // [rows, streams] f32, set to (1, 0, ...): the weights of the first collapse (model description,
+  // 6.1), which takes the first stream; or empty.
+  TensorView first_pre;
 };
 
 Status Embedding(const EmbeddingArgs& args, Stream& stream);

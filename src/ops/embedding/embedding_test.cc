@@ -16,7 +16,7 @@ TEST(Embedding, CopiesTheTokensRowToEveryStream) {
   for (int threads : {1, 2, 3}) {
     OwnedTensor streams(DType::kBf16, {37, 4, 256});
     Stream stream(threads);
-    ASSERT_TRUE(Embedding({ids.view(), table.view(), streams.view()}, stream).has_value());
+    ASSERT_TRUE(Embedding({ids.view(), table.view(), streams.view(), {}}, stream).has_value());
     for (int64_t r = 0; r < 37; ++r) {
       for (int64_t s = 0; s < 4; ++s) {
         EXPECT_EQ(std::memcmp(streams.Row<Bf16>(r) + s * 256,
@@ -32,7 +32,7 @@ TEST(Embedding, WrongShapesAreRefused) {
   OwnedTensor ids(DType::kI32, {2});
   OwnedTensor table(DType::kBf16, {50, 32});
   OwnedTensor streams(DType::kBf16, {3, 4, 32});
-  EXPECT_EQ(Embedding({ids.view(), table.view(), streams.view()}, stream).error().field, "streams");
+  EXPECT_EQ(Embedding({ids.view(), table.view(), streams.view(), {}}, stream).error().field, "streams");
 }
 
 }  // namespace

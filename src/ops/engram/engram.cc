@@ -20,6 +20,7 @@ Status EngramHash(const EngramHashArgs& args, Stream& stream) {
                 fmt::format("EngramHash: {} primes and {} offsets for n-grams up to {}.", lookups,
                             args.offsets.size(), ngram));
   }
+  if (stream.device().kind == DeviceKind::kCuda) return cuda::EngramHash(args, stream);
   const int64_t heads = lookups / (ngram - 1);
   stream.pool().ParallelFor(
       rows,
@@ -58,6 +59,7 @@ Status EngramGather(const EngramGatherArgs& args, Stream& stream) {
                                   "EngramGather", "scale"));
   DI_RETURN_IF_ERROR(
       ExpectTensor(args.out, DType::kBf16, {rows, lookups * channels}, "EngramGather", "out"));
+  if (stream.device().kind == DeviceKind::kCuda) return cuda::EngramGather(args, stream);
   // Hash values are below the table's size by construction; anything else is a bug of the caller.
   for (int64_t t = 0; t < rows; ++t) {
     for (int64_t i = 0; i < lookups; ++i) {
@@ -86,6 +88,7 @@ Status EngramApply(const EngramApplyArgs& args, Stream& stream) {
       ExpectTensor(args.q_weight, DType::kBf16, {4, hidden}, "EngramApply", "q_weight"));
   DI_RETURN_IF_ERROR(
       ExpectTensor(args.k_weight, DType::kBf16, {4, hidden}, "EngramApply", "k_weight"));
+  if (stream.device().kind == DeviceKind::kCuda) return cuda::EngramApply(args, stream);
   if (UseReference(stream, hidden)) {
     stream.pool().ParallelFor(
         rows, [&](int64_t begin, int64_t end, int) { reference::EngramApply(args, begin, end); });

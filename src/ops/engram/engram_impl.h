@@ -3,6 +3,14 @@
 
 #include "ops/engram/engram.h"
 
+namespace deepinfer::cuda {
+
+Status EngramHash(const EngramHashArgs& args, Stream& stream);
+Status EngramGather(const EngramGatherArgs& args, Stream& stream);
+Status EngramApply(const EngramApplyArgs& args, Stream& stream);
+
+}  // namespace deepinfer::cuda
+
 namespace deepinfer::reference {
 
 // Look-ups [begin, end) of all rows' look-ups in order.

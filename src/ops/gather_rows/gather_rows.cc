@@ -2,6 +2,7 @@
 
 #include <cstring>
 
+#include "ops/gather_rows/gather_rows_impl.h"
 #include "ops/validate.h"
 
 namespace deepinfer {
@@ -16,6 +17,7 @@ Status GatherRows(const GatherRowsArgs& args, Stream& stream) {
                             count, args.source.ToString()),
                 "out");
   }
+  if (stream.device().kind == DeviceKind::kCuda) return cuda::GatherRows(args, stream);
   const int64_t size = DTypeBytes(args.source.dtype());
   const auto bytes = static_cast<size_t>(args.source.row_size() * size);
   const int32_t* rows = args.row_index.Row<int32_t>(0);

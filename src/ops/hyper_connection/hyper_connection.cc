@@ -11,6 +11,50 @@
 namespace deepinfer {
 namespace {
 
+Status CheckMix(const HcMixArgs& args) {
+  DI_RETURN_IF_ERROR(
+      ExpectTensor(args.streams, DType::kBf16, {-1, kHcStreams, -1}, "HcMix", "streams"));
+  const int64_t rows = args.streams.rows();
+  const int64_t width = args.streams.row_size();
+  DI_RETURN_IF_ERROR(ExpectTensor(args.fn, DType::kF32, {kHcCoefficients, width}, "HcMix", "fn"));
+  DI_RETURN_IF_ERROR(ExpectTensor(args.base, DType::kF32, {kHcCoefficients}, "HcMix", "base"));
+  DI_RETURN_IF_ERROR(ExpectTensor(args.scale, DType::kF32, {3}, "HcMix", "scale"));
+  DI_RETURN_IF_ERROR(ExpectTensor(args.pre, DType::kF32, {rows, 4}, "HcMix", "pre"));
+  DI_RETURN_IF_ERROR(ExpectTensor(args.post, DType::kF32, {rows, 4}, "HcMix", "post"));
+  DI_RETURN_IF_ERROR(ExpectTensor(args.comb, DType::kF32, {rows, 16}, "HcMix", "comb"));
+  return {};
+}
+
+Status CheckCollapse(const HcCollapseNormArgs& args) {
+  DI_RETURN_IF_ERROR(
+      ExpectTensor(args.streams, DType::kBf16, {-1, kHcStreams, -1}, "HcCollapseNorm", "streams"));
+  const int64_t hidden = args.streams.dim(2);
+  const int64_t rows = args.row_index.empty() ? args.streams.rows() : args.row_index.rows();
+  DI_RETURN_IF_ERROR(
+      ExpectTensor(args.pre, DType::kF32, {args.streams.rows(), 4}, "HcCollapseNorm", "pre"));
+  DI_RETURN_IF_ERROR(ExpectTensor(args.weight, DType::kBf16, {hidden}, "HcCollapseNorm", "weight"));
+  DI_RETURN_IF_ERROR(ExpectTensor(args.y, DType::kBf16, {rows, hidden}, "HcCollapseNorm", "y"));
+  if (!args.y_grid.empty()) {
+    DI_RETURN_IF_ERROR(
+        ExpectTensor(args.y_grid, DType::kBf16, {rows, hidden}, "HcCollapseNorm", "y_grid"));
+    if (hidden % kQ8Group != 0) {
+      return Fail(Code::kInvalidArgument,
+                  fmt::format("HcCollapseNorm: hidden {} is not a multiple of 32.", hidden));
+    }
+  }
+  return {};
+}
+
+Status CheckExpand(const HcExpandArgs& args) {
+  DI_RETURN_IF_ERROR(ExpectTensor(args.x, DType::kBf16, {-1, -1}, "HcExpand", "x"));
+  const int64_t rows = args.x.rows();
+  DI_RETURN_IF_ERROR(ExpectTensor(args.post, DType::kF32, {rows, 4}, "HcExpand", "post"));
+  DI_RETURN_IF_ERROR(ExpectTensor(args.comb, DType::kF32, {rows, 16}, "HcExpand", "comb"));
+  DI_RETURN_IF_ERROR(ExpectTensor(args.streams, DType::kBf16, {rows, kHcStreams, args.x.dim(1)},
+                                  "HcExpand", "streams"));
+  return {};
+}
+
 void MixVector(const HcMixArgs& args, Stream& stream) {
   ThreadPool& pool = stream.pool();
   const int64_t rows = args.streams.rows();
@@ -49,17 +93,10 @@ void MixVector(const HcMixArgs& args, Stream& stream) {
 }  // namespace
 
 Status HcMix(const HcMixArgs& args, Stream& stream) {
-  DI_RETURN_IF_ERROR(
-      ExpectTensor(args.streams, DType::kBf16, {-1, kHcStreams, -1}, "HcMix", "streams"));
+  DI_RETURN_IF_ERROR(CheckMix(args));
+  if (stream.device().kind == DeviceKind::kCuda) return cuda::HcMix(args, stream);
   const int64_t rows = args.streams.rows();
-  const int64_t width = args.streams.row_size();
-  DI_RETURN_IF_ERROR(ExpectTensor(args.fn, DType::kF32, {kHcCoefficients, width}, "HcMix", "fn"));
-  DI_RETURN_IF_ERROR(ExpectTensor(args.base, DType::kF32, {kHcCoefficients}, "HcMix", "base"));
-  DI_RETURN_IF_ERROR(ExpectTensor(args.scale, DType::kF32, {3}, "HcMix", "scale"));
-  DI_RETURN_IF_ERROR(ExpectTensor(args.pre, DType::kF32, {rows, 4}, "HcMix", "pre"));
-  DI_RETURN_IF_ERROR(ExpectTensor(args.post, DType::kF32, {rows, 4}, "HcMix", "post"));
-  DI_RETURN_IF_ERROR(ExpectTensor(args.comb, DType::kF32, {rows, 16}, "HcMix", "comb"));
-  if (UseReference(stream, width)) {
+  if (UseReference(stream, args.streams.row_size())) {
     stream.pool().ParallelFor(
         rows, [&](int64_t begin, int64_t end, int) { reference::HcMix(args, begin, end); });
   } else {
@@ -69,23 +106,10 @@ Status HcMix(const HcMixArgs& args, Stream& stream) {
 }
 
 Status HcCollapseNorm(const HcCollapseNormArgs& args, Stream& stream) {
-  DI_RETURN_IF_ERROR(
-      ExpectTensor(args.streams, DType::kBf16, {-1, kHcStreams, -1}, "HcCollapseNorm", "streams"));
-  const int64_t hidden = args.streams.dim(2);
-  const int64_t rows = args.row_index.empty() ? args.streams.rows() : args.row_index.rows();
-  DI_RETURN_IF_ERROR(
-      ExpectTensor(args.pre, DType::kF32, {args.streams.rows(), 4}, "HcCollapseNorm", "pre"));
-  DI_RETURN_IF_ERROR(ExpectTensor(args.weight, DType::kBf16, {hidden}, "HcCollapseNorm", "weight"));
-  DI_RETURN_IF_ERROR(ExpectTensor(args.y, DType::kBf16, {rows, hidden}, "HcCollapseNorm", "y"));
-  if (!args.y_grid.empty()) {
-    DI_RETURN_IF_ERROR(
-        ExpectTensor(args.y_grid, DType::kBf16, {rows, hidden}, "HcCollapseNorm", "y_grid"));
-    if (hidden % kQ8Group != 0) {
-      return Fail(Code::kInvalidArgument,
-                  fmt::format("HcCollapseNorm: hidden {} is not a multiple of 32.", hidden));
-    }
-  }
-  const bool use_reference = UseReference(stream, hidden);
+  DI_RETURN_IF_ERROR(CheckCollapse(args));
+  if (stream.device().kind == DeviceKind::kCuda) return cuda::HcCollapseNorm(args, stream);
+  const int64_t rows = args.y.rows();
+  const bool use_reference = UseReference(stream, args.streams.dim(2));
   stream.pool().ParallelFor(rows, [&](int64_t begin, int64_t end, int) {
     if (use_reference) return reference::HcCollapseNorm(args, begin, end);
     cpu::HcCollapseNorm(stream.cpu_level(), args, begin, end);
@@ -94,12 +118,9 @@ Status HcCollapseNorm(const HcCollapseNormArgs& args, Stream& stream) {
 }
 
 Status HcExpand(const HcExpandArgs& args, Stream& stream) {
-  DI_RETURN_IF_ERROR(ExpectTensor(args.x, DType::kBf16, {-1, -1}, "HcExpand", "x"));
+  DI_RETURN_IF_ERROR(CheckExpand(args));
+  if (stream.device().kind == DeviceKind::kCuda) return cuda::HcExpand(args, stream);
   const int64_t rows = args.x.rows();
-  DI_RETURN_IF_ERROR(ExpectTensor(args.post, DType::kF32, {rows, 4}, "HcExpand", "post"));
-  DI_RETURN_IF_ERROR(ExpectTensor(args.comb, DType::kF32, {rows, 16}, "HcExpand", "comb"));
-  DI_RETURN_IF_ERROR(ExpectTensor(args.streams, DType::kBf16, {rows, kHcStreams, args.x.dim(1)},
-                                  "HcExpand", "streams"));
   if (UseReference(stream, args.x.dim(1))) {
     stream.pool().ParallelFor(
         rows, [&](int64_t begin, int64_t end, int) { reference::HcExpand(args, begin, end); });
@@ -109,6 +130,25 @@ Status HcExpand(const HcExpandArgs& args, Stream& stream) {
     });
   }
   return {};
+}
+
+Status HcBoundary(const HcBoundaryArgs& args, Stream& stream) {
+  const void* streams = args.mix.streams.data();
+  if (args.collapse.streams.data() != streams || !args.collapse.row_index.empty() ||
+      (!args.expand.x.empty() && args.expand.streams.data() != streams)) {
+    return Fail(Code::kInvalidArgument,
+                "HcBoundary: its parts must work on the same streams, all rows in order.",
+                "streams");
+  }
+  if (stream.device().kind == DeviceKind::kCuda) {
+    if (!args.expand.x.empty()) DI_RETURN_IF_ERROR(CheckExpand(args.expand));
+    DI_RETURN_IF_ERROR(CheckMix(args.mix));
+    DI_RETURN_IF_ERROR(CheckCollapse(args.collapse));
+    return cuda::HcBoundary(args, stream);
+  }
+  if (!args.expand.x.empty()) DI_RETURN_IF_ERROR(HcExpand(args.expand, stream));
+  DI_RETURN_IF_ERROR(HcMix(args.mix, stream));
+  return HcCollapseNorm(args.collapse, stream);
 }
 
 }  // namespace deepinfer

@@ -55,6 +55,17 @@ struct HcExpandArgs {
 };
 Status HcExpand(const HcExpandArgs& args, Stream& stream);
 
+// Everything between two sub-layers: HcExpand of the output of the one before (unless expand.x is
+// empty), HcMix of the new streams, HcCollapseNorm of them with weights from the boundary before;
+// the three have the same streams, and `expand` may use the post and comb that `mix` overwrites. On
+// a GPU one launch, or two with many rows.
+struct HcBoundaryArgs {
+  HcExpandArgs expand;
+  HcMixArgs mix;
+  HcCollapseNormArgs collapse;  // without row_index
+};
+Status HcBoundary(const HcBoundaryArgs& args, Stream& stream);
+
 // The scalar part of HcMix for one row: 24 products m (already multiplied by r) to pre, post and
 // comb. Also its specification.
 void HcCoefficients(const float* m, const float* base, const float* scale,

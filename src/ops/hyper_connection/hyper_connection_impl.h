@@ -11,6 +11,15 @@ void HcExpand(const HcExpandArgs& args, int64_t row_begin, int64_t row_end);
 
 }  // namespace deepinfer::reference
 
+namespace deepinfer::cuda {
+
+Status HcMix(const HcMixArgs& args, Stream& stream);
+Status HcCollapseNorm(const HcCollapseNormArgs& args, Stream& stream);
+Status HcExpand(const HcExpandArgs& args, Stream& stream);
+Status HcBoundary(const HcBoundaryArgs& args, Stream& stream);
+
+}  // namespace deepinfer::cuda
+
 namespace deepinfer::cpu {
 
 inline constexpr int64_t kHcOutputTile = 3;  // outputs of HcMix are computed in tiles of this many

@@ -164,6 +164,7 @@ Status Indexer(const IndexerArgs& args, Stream& stream) {
                             channels, args.ratio, args.candidate_block_size, kQ4PGroup),
                 "q");
   }
+  if (stream.device().kind == DeviceKind::kCuda) return cuda::Indexer(args, stream);
   // Entry numbers are 32 bits wide and vector tiles hold at most 512 channels.
   if (UseReference(stream, channels) || channels > 512 || args.numerics == Numerics::kReference) {
     RunReference(args, stream);

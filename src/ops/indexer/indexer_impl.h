@@ -3,6 +3,12 @@
 
 #include "ops/indexer/indexer.h"
 
+namespace deepinfer::cuda {
+
+Status Indexer(const IndexerArgs& args, Stream& stream);
+
+}  // namespace deepinfer::cuda
+
 namespace deepinfer {
 
 // Turns a row's scores into its selection and candidates: shared by all implementations.

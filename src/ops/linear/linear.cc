@@ -13,8 +13,11 @@
 #include <vector>
 
 #include "base/check.h"
+#include "ops/linear/linear_impl.h"
 #include "ops/linear/linear_kernels.h"
 #include "ops/linear/linear_pack.h"
+#include "ops/quantize/group_quantize.h"
+#include "ops/quantize/quantize.h"
 #include "tensor/float_formats.h"
 
 namespace deepinfer {
@@ -94,7 +97,8 @@ int64_t ByteExtent(const TensorView& view) {
              : ((view.rows() - 1) * view.row_stride() + view.row_size()) * DTypeBytes(view.dtype());
 }
 
-Status CheckInputs(const TensorView& x, const TensorView& y, int64_t rows, int64_t n, int64_t k) {
+Status CheckInputs(const TensorView& x, const TensorView& y, int64_t rows, int64_t n, int64_t k,
+                   Device device) {
   const auto invalid = [](std::string message, const char* field) {
     return Fail(Code::kInvalidArgument, std::move(message), field);
   };
@@ -109,8 +113,9 @@ Status CheckInputs(const TensorView& x, const TensorView& y, int64_t rows, int64
                                y.ToString(), rows, n),
                    "y");
   }
-  if (x.device().kind != DeviceKind::kCpu || y.device().kind != DeviceKind::kCpu) {
-    return invalid("The input and output of a linear on a CPU stream must be in host memory.", "x");
+  if (x.device() != device || y.device() != device) {
+    return invalid("The input and output of a linear must be in the memory of the stream's device.",
+                   "x");
   }
   if ((x.rows() > 0 && x.empty()) || (y.rows() > 0 && y.empty())) {
     return invalid("The input or output of a linear has rows but no memory.", "x");
@@ -127,6 +132,13 @@ Status CheckWeight(const LinearWeight& weight, const Stream& stream) {
   if (weight.packed() == nullptr) {
     return Fail(Code::kInvalidArgument, "The weight of a linear has not been packed.", "weight");
   }
+  if ((weight.packed()->layout == LinearLayout::kCuda) !=
+      (stream.device().kind == DeviceKind::kCuda)) {
+    return Fail(Code::kInvalidArgument,
+                "The weight of a linear was packed for another device than the stream's.",
+                "weight");
+  }
+  if (stream.device().kind == DeviceKind::kCuda) return {};
   if (weight.packed()->level != stream.cpu_level() && !stream.use_reference()) {
     return Fail(
         Code::kInvalidArgument,
@@ -297,23 +309,49 @@ bool RunsReference(const LinearWeight& weight, const Stream& stream) {
   return stream.use_reference() || weight.packed()->layout == LinearLayout::kRowMajor;
 }
 
-}  // namespace
-
-Status Linear(const LinearArgs& args, Stream& stream) {
+Status CheckLinear(const LinearArgs& args, const Stream& stream) {
   if (args.weight == nullptr)
     return Fail(Code::kInvalidArgument, "A linear was called without a weight.", "weight");
   const LinearWeight& weight = *args.weight;
   DI_RETURN_IF_ERROR(CheckWeight(weight, stream));
-  DI_RETURN_IF_ERROR(CheckInputs(args.x, args.y, args.x.rows(), weight.n(), weight.k()));
+  DI_RETURN_IF_ERROR(
+      CheckInputs(args.x, args.y, args.x.rows(), weight.n(), weight.k(), stream.device()));
+  if (args.quantize_y && (args.y.dtype() != DType::kBf16 || weight.n() % kQ8Group != 0)) {
+    return Fail(Code::kInvalidArgument,
+                fmt::format("The output of a linear, {}, cannot be quantised: that takes BF16 and "
+                            "groups of {} outputs.",
+                            args.y.ToString(), kQ8Group),
+                "y");
+  }
+  return {};
+}
+
+void RunLinear(const LinearArgs& args, Stream& stream) {
+  const LinearWeight& weight = *args.weight;
   if (RunsReference(weight, stream)) {
     LinearReferenceRows(weight, args.x, nullptr, 0, args.x.rows(), args.y, stream);
-    return {};
+    return;
   }
   const Problem problem{args.x, nullptr, args.y, weight.k(),
                         weight.packed()->blocks * kLinearBlock};
   std::vector<Segment> segments;
   AppendSegments(weight, 0, args.x.rows(), stream.pool().num_threads(), &segments);
   RunSegments(problem, segments, stream);
+}
+
+}  // namespace
+
+Status Linear(const LinearArgs& args, Stream& stream) {
+  return LinearBatch({&args, 1}, stream);
+}
+
+Status LinearBatch(std::span<const LinearArgs> batch, Stream& stream) {
+  for (const LinearArgs& args : batch) DI_RETURN_IF_ERROR(CheckLinear(args, stream));
+  if (stream.device().kind == DeviceKind::kCuda) return cuda::LinearBatch(batch, stream);
+  for (const LinearArgs& args : batch) {
+    RunLinear(args, stream);
+    if (args.quantize_y) DI_RETURN_IF_ERROR(QuantizeFp8({.x = args.y, .y = args.y}, stream));
+  }
   return {};
 }
 
@@ -330,6 +368,18 @@ Status GroupedLinear(const GroupedLinearArgs& args, Stream& stream) {
                    "group_offsets");
   }
   const int64_t rows = args.y.rows();
+  if (stream.device().kind == DeviceKind::kCuda) {
+    // Offsets and row numbers are on the device: they are right if the operation that wrote them
+    // is.
+    for (const LinearWeight* weight : args.weights) {
+      if (weight == nullptr) return invalid("A group has no weight.", "weights");
+      DI_RETURN_IF_ERROR(CheckWeight(*weight, stream));
+    }
+    if (groups == 0) return {};
+    DI_RETURN_IF_ERROR(CheckInputs(args.x, args.y, rows, args.weights[0]->n(), args.weights[0]->k(),
+                                   stream.device()));
+    return cuda::GroupedLinear(args, stream);
+  }
   const int32_t* offset = offsets.Row<int32_t>(0);
   for (int64_t g = 0; g < groups; ++g) {
     if (offset[g + 1] < offset[g]) {
@@ -365,7 +415,7 @@ Status GroupedLinear(const GroupedLinearArgs& args, Stream& stream) {
     }
   }
   if (first == nullptr) return {};
-  DI_RETURN_IF_ERROR(CheckInputs(args.x, args.y, rows, first->n(), first->k()));
+  DI_RETURN_IF_ERROR(CheckInputs(args.x, args.y, rows, first->n(), first->k(), stream.device()));
   const int32_t* row_index = nullptr;
   if (!args.row_index.empty()) {
     if (args.row_index.rank() != 1 || args.row_index.dtype() != DType::kI32 ||

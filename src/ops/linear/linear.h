@@ -17,6 +17,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <vector>
 
 #include "base/error.h"
 #include "tensor/stream.h"
@@ -69,6 +70,7 @@ class LinearWeight {
 
  private:
   friend Result<LinearWeight> PackLinearWeight(const LinearSource&, Stream&);
+  friend class CudaLinearPacker;
   WeightFormat format_ = WeightFormat::kBf16;
   int64_t n_ = 0;
   int64_t k_ = 0;
@@ -79,6 +81,11 @@ class LinearWeight {
 // that do not match the format), kResourceExhausted. Scale byte 255 (NaN) is carried through: the
 // affected outputs are NaN.
 Result<LinearWeight> PackLinearWeight(const LinearSource& source, Stream& stream);
+// Weights of one shape and format that will be used together by GroupedLinear or GatedLinear. On a
+// GPU those need weights that were packed in one call, because they share one piece of memory.
+// Errors: as above, and kInvalidArgument for different shapes or formats.
+Result<std::vector<LinearWeight>> PackLinearStack(std::span<const LinearSource> sources,
+                                                  Stream& stream);
 // Bytes that a weight of n outputs and k columns takes in the layouts of tiles: those of all levels
 // but the scalar one.
 int64_t LinearTiledBytes(WeightFormat format, int64_t n, int64_t k);
@@ -87,12 +94,17 @@ struct LinearArgs {
   TensorView x;  // [rows, k] bf16, rows may be strided
   const LinearWeight* weight = nullptr;
   TensorView y;  // [rows, n] bf16 | f32, rows may be strided; must not alias x
+  // y = Q8(bf16(sum)) (ops/quantize): for a y in bf16 and an n that is a multiple of 32.
+  bool quantize_y = false;
 };
 
 // Errors: kInvalidArgument for shapes, dtypes or views that do not fit, and for a weight packed for
 // another level than the stream runs at (unless the stream runs the reference, which reads every
 // layout).
 Status Linear(const LinearArgs& args, Stream& stream);
+// Linears that do not depend on each other, as if they were called one by one; on a GPU few
+// launches.
+Status LinearBatch(std::span<const LinearArgs> batch, Stream& stream);
 
 // Rows are grouped by weight: group g owns output rows [group_offsets[g], group_offsets[g+1]).
 //   y[r, :] = x[row_index[r], :] * weights[g]^T

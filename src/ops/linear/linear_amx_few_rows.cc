@@ -221,61 +221,65 @@ inline void MultiplyPiece(const LinearTileJob& job, int64_t first_block, int64_t
   }
 }
 
-// The same for one row of FP4 codes, where decoding is the bound. DecodeBlock loads at the byte of
-// each column's code, so that six of eight loads cross a cache line; here every line is loaded
-// once. A dword holds the codes of 8 columns; with it as the index, a permute of 16 fp32 values
-// gives the column of its low nibble, and a zero-masked permute of 16-bit words, upper words only,
-// that of the nibble 16 bits higher: bf16 values with zeros behind them, without a shift.
+// sum += x * w, in place: the compiler likes to put the result elsewhere and move it back, which at
+// this many accumulators costs an instruction in six.
+inline void AddProduct(__m512& sum, __m512 x, __m512 w) {
+  asm("vfmadd231ps %2, %1, %0" : "+v"(sum) : "v"(x), "v"(w));
+}
+
+// The same for one row of FP4 codes, where decoding is the bound: VPERMPS looks at the low four
+// bits of a dword, so a line of codes loaded at each of its four byte offsets gives four columns as
+// it is and four more after one shift.
 //
-// Measured on two threads of a Xeon (Sapphire Rapids), 5120 x 8192, shares of the read bandwidth of
-// the same run, three runs in turns: 88, 96 and 92 %, before 75, 95 and 75 %. Tried and lost, among
-// others: prefetch into L2, non-temporal, a block at a time, other distances; the next block read
-// ahead into registers or L1; two blocks interleaved; the whole block unrolled.
+// Bound: 512 weights (272 bytes with scales) are 32 FMAs, 32 permutes and 16 shifts for the two
+// 512-bit ports, that is 40 cycles; the 16 loads, 12 of which cross a line, and 8 broadcasts have
+// ports of their own. The 16-bit permute that would give every other column without a shift is two
+// instructions in one here, one of them on the port of the shifts (46 cycles with aligned loads
+// only).
 inline void MultiplyRowOfFp4(const LinearTileJob& job, int64_t first_block, int64_t blocks,
                              const float* x) {
   constexpr int64_t kFp4PrefetchBytes = 3072;
   const __m512 values = _mm512_setr_ps(0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f, -0.0f, -0.5f,
                                        -1.0f, -1.5f, -2.0f, -3.0f, -4.0f, -6.0f);
-  // bf16 of the same values, twice: the fifth bit of an index belongs to the next code.
-  const __m512i words = _mm512_set4_epi64(static_cast<int64_t>(0xc0c0c080c040c000u),
-                                          static_cast<int64_t>(0xbfc0bf80bf008000u),
-                                          0x40c0408040404000, 0x3fc03f803f000000);
+  // The columns in the low and in the high nibble of each byte of a dword.
+  constexpr int kColumns[4][2] = {{0, 2}, {4, 6}, {1, 3}, {5, 7}};
   const uint8_t* codes = job.tile + first_block * kFp4BlockBytes;
+  __m512 total[kStrips];
+#pragma GCC unroll 4
+  for (int s = 0; s < kStrips; ++s) total[s] = _mm512_load_ps(job.totals + 16 * s);
   for (int64_t b = 0; b < blocks; ++b) {
     __m512 even[kStrips];
     __m512 odd[kStrips];
 #pragma GCC unroll 4
     for (int s = 0; s < kStrips; ++s) even[s] = odd[s] = _mm512_setzero_ps();
-    codes += 64;  // the scales
+    Prefetch(codes + kFp4PrefetchBytes);  // the scales
+    codes += 64;
 #pragma GCC unroll 1
     for (int column = 0; column < kLinearBlock; column += 8, codes += 256, x += 8) {
-      __m512i dwords[kStrips];
 #pragma GCC unroll 4
-      for (int s = 0; s < kStrips; ++s) dwords[s] = _mm512_load_si512(codes + 64 * s);
-#pragma GCC unroll 4
-      for (int j = 0; j < 4; ++j) {
-        Prefetch(codes + 64 * j + kFp4PrefetchBytes);
-        const __m512 x0 = _mm512_set1_ps(x[2 * j]);
-        const __m512 x1 = _mm512_set1_ps(x[2 * j + 1]);
+      for (int i = 0; i < 4; ++i) {
+        const int byte = i / 2 + i % 2 * 2;  // 0 2 1 3: even and odd columns in turn
+        Prefetch(codes + 64 * i + kFp4PrefetchBytes);
+        const __m512 x_low = _mm512_set1_ps(x[kColumns[byte][0]]);
+        const __m512 x_high = _mm512_set1_ps(x[kColumns[byte][1]]);
 #pragma GCC unroll 4
         for (int s = 0; s < kStrips; ++s) {
-          const __m512i index =
-              j == 0 ? dwords[s] : _mm512_srli_epi32(dwords[s], static_cast<unsigned>(4 * j));
-          even[s] = _mm512_fmadd_ps(x0, _mm512_permutexvar_ps(index, values), even[s]);
-          odd[s] = _mm512_fmadd_ps(
-              x1, _mm512_castsi512_ps(_mm512_maskz_permutexvar_epi16(0xaaaaaaaau, index, words)),
-              odd[s]);
+          __m512i dwords = _mm512_loadu_si512(codes + 64 * s + byte);
+          asm("" : "+v"(dwords));  // or the compiler loads them again for the shift
+          __m512& sum = byte < 2 ? even[s] : odd[s];
+          AddProduct(sum, x_low, _mm512_permutexvar_ps(dwords, values));
+          AddProduct(sum, x_high, _mm512_permutexvar_ps(_mm512_srli_epi32(dwords, 4), values));
         }
       }
     }
 #pragma GCC unroll 4
     for (int s = 0; s < kStrips; ++s) {
-      float* total = job.totals + 16 * s;
-      _mm512_store_ps(total, _mm512_fmadd_ps(_mm512_add_ps(even[s], odd[s]),
-                                             ScaleOf<LinearCodes::kFp4>(job, first_block + b, s),
-                                             _mm512_load_ps(total)));
+      total[s] = _mm512_fmadd_ps(_mm512_add_ps(even[s], odd[s]),
+                                 ScaleOf<LinearCodes::kFp4>(job, first_block + b, s), total[s]);
     }
   }
+#pragma GCC unroll 4
+  for (int s = 0; s < kStrips; ++s) _mm512_store_ps(job.totals + 16 * s, total[s]);
 }
 
 // Not inlined, so that no arithmetic moves across the changes of MXCSR.

@@ -57,6 +57,7 @@ inline void DecodeBlock(const LinearTileJob& job, int64_t block, Use use) {
     const __m512 values = _mm512_setr_ps(0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f, -0.0f,
                                          -0.5f, -1.0f, -1.5f, -2.0f, -3.0f, -4.0f, -6.0f);
     const uint8_t* codes = job.tile + block * kFp4BlockBytes + 64;
+    Prefetch(codes - 64 + kPrefetchBytes);  // scales
     for (int column = 0; column < 32; column += 8, codes += 256) {
 #pragma GCC unroll 4
       for (int s = 0; s < kStrips; ++s) Prefetch(codes + 64 * s + kPrefetchBytes);

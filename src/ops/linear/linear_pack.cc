@@ -1,5 +1,8 @@
 #include "ops/linear/linear_pack.h"
 
+#include "ops/linear/cuda_pack.h"
+#include "ops/linear/linear_impl.h"
+
 #include <algorithm>
 #include <cstring>
 #include <limits>
@@ -343,6 +346,7 @@ LinearWeight::~LinearWeight() = default;
 
 int64_t LinearWeight::bytes() const {
   if (packed_ == nullptr) return 0;
+  if (packed_->cuda != nullptr) return packed_->cuda->bytes;
   const int64_t slack = packed_->layout == LinearLayout::kRowMajor ? 0 : kLinearTileSlack;
   return packed_->data.bytes() - slack;
 }
@@ -351,8 +355,35 @@ int64_t LinearTiledBytes(WeightFormat format, int64_t n, int64_t k) {
   return CeilDiv(n, kTile) * TileBytes(format, CeilDiv(k, kBlock)) + kLinearTileSlack;
 }
 
+Result<std::vector<LinearWeight>> PackLinearStack(std::span<const LinearSource> sources,
+                                                  Stream& stream) {
+  for (const LinearSource& source : sources) {
+    DI_RETURN_IF_ERROR(CheckSource(source));
+    if (source.format != sources[0].format || source.n != sources[0].n ||
+        source.k != sources[0].k) {
+      return Fail(Code::kInvalidArgument,
+                  fmt::format("A weight of [{}, {}] cannot be packed together with one of [{}, {}] "
+                              "or of another format.",
+                              source.n, source.k, sources[0].n, sources[0].k),
+                  "weight");
+    }
+  }
+  if (stream.device().kind == DeviceKind::kCuda) return cuda::PackLinearStack(sources, stream);
+  std::vector<LinearWeight> weights;
+  for (const LinearSource& source : sources) {
+    DI_ASSIGN_OR_RETURN(LinearWeight weight, PackLinearWeight(source, stream));
+    weights.push_back(std::move(weight));
+  }
+  return weights;
+}
+
 Result<LinearWeight> PackLinearWeight(const LinearSource& source, Stream& stream) {
   DI_RETURN_IF_ERROR(CheckSource(source));
+  if (stream.device().kind == DeviceKind::kCuda) {
+    DI_ASSIGN_OR_RETURN(std::vector<LinearWeight> weights,
+                        cuda::PackLinearStack({&source, 1}, stream));
+    return std::move(weights[0]);
+  }
   LinearWeight weight;
   weight.format_ = source.format;
   weight.n_ = source.n;

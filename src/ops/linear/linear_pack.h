@@ -34,6 +34,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <vector>
 
@@ -43,7 +44,10 @@
 
 namespace deepinfer {
 
-enum class LinearLayout : uint8_t { kRowMajor, kLanes, kPairs };
+// kCuda: see ops/linear/cuda_pack.h.
+enum class LinearLayout : uint8_t { kRowMajor, kLanes, kPairs, kCuda };
+
+struct CudaLinearWeight;  // ops/linear/cuda_pack.h
 
 struct LinearWeight::Packed {
   LinearLayout layout = LinearLayout::kRowMajor;
@@ -51,6 +55,7 @@ struct LinearWeight::Packed {
   int64_t blocks = 0;  // of 32 columns, the last one padded
   int64_t tiles = 0;   // of 64 outputs, the last one padded
   int64_t tile_bytes = 0;
+  std::shared_ptr<const CudaLinearWeight> cuda;  // kCuda only; everything else is unused then
   Buffer data;  // tiles; for kRowMajor a copy of the source: weight rows, then scale rows
   std::vector<int32_t> nan_outputs;
   // Range of the scale bytes as the kernels see them, with one (127) always in it.

@@ -11,7 +11,9 @@
 
 namespace deepinfer {
 
-Status RouterSelect(const RouterSelectArgs& args, Stream& stream) {
+namespace {
+
+Status CheckSelect(const RouterSelectArgs& args) {
   DI_RETURN_IF_ERROR(ExpectTensor(args.logits, DType::kF32, {-1, -1}, "RouterSelect", "logits"));
   const int64_t rows = args.logits.rows();
   const int64_t experts = args.logits.dim(1);
@@ -24,12 +26,10 @@ Status RouterSelect(const RouterSelectArgs& args, Stream& stream) {
     return Fail(Code::kInvalidArgument, fmt::format("RouterSelect: {} of {} experts.", k, experts),
                 "experts");
   }
-  stream.pool().ParallelFor(
-      rows, [&](int64_t begin, int64_t end, int) { reference::RouterSelect(args, begin, end); }, 4);
   return {};
 }
 
-Status GroupByExpert(const GroupByExpertArgs& args, Stream&) {
+Status CheckGroup(const GroupByExpertArgs& args) {
   DI_RETURN_IF_ERROR(ExpectTensor(args.experts, DType::kI32, {-1, -1}, "GroupByExpert", "experts"));
   const int64_t rows = args.experts.rows();
   const int64_t k = args.experts.dim(1);
@@ -43,6 +43,25 @@ Status GroupByExpert(const GroupByExpertArgs& args, Stream&) {
                                   "GroupByExpert", "group_offsets"));
   DI_RETURN_IF_ERROR(
       ExpectTensor(args.slot_position, DType::kI32, {rows, k}, "GroupByExpert", "slot_position"));
+  return {};
+}
+
+}  // namespace
+
+Status RouterSelect(const RouterSelectArgs& args, Stream& stream) {
+  DI_RETURN_IF_ERROR(CheckSelect(args));
+  if (stream.device().kind == DeviceKind::kCuda) return cuda::RouterSelect(args, stream);
+  const int64_t rows = args.logits.rows();
+  stream.pool().ParallelFor(
+      rows, [&](int64_t begin, int64_t end, int) { reference::RouterSelect(args, begin, end); }, 4);
+  return {};
+}
+
+Status GroupByExpert(const GroupByExpertArgs& args, Stream& stream) {
+  DI_RETURN_IF_ERROR(CheckGroup(args));
+  if (stream.device().kind == DeviceKind::kCuda) return cuda::GroupByExpert(args, stream);
+  const int64_t rows = args.experts.rows();
+  const int64_t k = args.experts.dim(1);
   const int32_t* experts = args.experts.Row<int32_t>(0);
   const float* weights = args.weights.Row<float>(0);
   int32_t* offsets = args.group_offsets.Row<int32_t>(0);
@@ -62,6 +81,20 @@ Status GroupByExpert(const GroupByExpertArgs& args, Stream&) {
   return {};
 }
 
+Status RouteExperts(const RouterSelectArgs& select, const GroupByExpertArgs& group,
+                    Stream& stream) {
+  DI_RETURN_IF_ERROR(CheckSelect(select));
+  DI_RETURN_IF_ERROR(CheckGroup(group));
+  if (group.experts.data() != select.experts.data() ||
+      group.weights.data() != select.weights.data() || group.num_experts < select.logits.dim(1)) {
+    return Fail(Code::kInvalidArgument,
+                "RouteExperts: its halves must share the experts and their weights.", "experts");
+  }
+  if (stream.device().kind == DeviceKind::kCuda) return cuda::RouteExperts(select, group, stream);
+  DI_RETURN_IF_ERROR(RouterSelect(select, stream));
+  return GroupByExpert(group, stream);
+}
+
 Status Swiglu(const SwigluArgs& args, Stream& stream) {
   DI_RETURN_IF_ERROR(ExpectTensor(args.gate, DType::kBf16, {-1, -1}, "Swiglu", "gate"));
   const int64_t rows = args.gate.rows();
@@ -74,6 +107,7 @@ Status Swiglu(const SwigluArgs& args, Stream& stream) {
     return Fail(Code::kInvalidArgument,
                 fmt::format("Swiglu: {} channels are not a multiple of 32.", channels), "gate");
   }
+  if (stream.device().kind == DeviceKind::kCuda) return cuda::Swiglu(args, stream);
   if (UseReference(stream, channels)) {
     stream.pool().ParallelFor(
         rows, [&](int64_t begin, int64_t end, int) { reference::Swiglu(args, begin, end); });
@@ -96,6 +130,7 @@ Status MoeCombine(const MoeCombineArgs& args, Stream& stream) {
   DI_RETURN_IF_ERROR(
       ExpectTensor(args.routed, DType::kBf16, {rows * k, hidden}, "MoeCombine", "routed"));
   DI_RETURN_IF_ERROR(ExpectTensor(args.y, DType::kBf16, {rows, hidden}, "MoeCombine", "y"));
+  if (stream.device().kind == DeviceKind::kCuda) return cuda::MoeCombine(args, stream);
   if (UseReference(stream, hidden)) {
     stream.pool().ParallelFor(
         rows, [&](int64_t begin, int64_t end, int) { reference::MoeCombine(args, begin, end); });

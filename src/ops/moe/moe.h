@@ -33,6 +33,9 @@ struct GroupByExpertArgs {
 };
 Status GroupByExpert(const GroupByExpertArgs& args, Stream& stream);
 
+// Both of these as one: the experts and weights of `select` are those of `group`.
+Status RouteExperts(const RouterSelectArgs& select, const GroupByExpertArgs& group, Stream& stream);
+
 // a = row_weight * (silu(min(gate, limit)) * clamp(up, -limit, limit)) in fp32, then Q8(a)
 // (reference: Q8(bf16(a))).
 struct SwigluArgs {

@@ -14,6 +14,16 @@ float SqrtSoftplus(float z);
 
 }  // namespace deepinfer::reference
 
+namespace deepinfer::cuda {
+
+Status RouterSelect(const RouterSelectArgs& args, Stream& stream);
+Status GroupByExpert(const GroupByExpertArgs& args, Stream& stream);
+Status RouteExperts(const RouterSelectArgs& select, const GroupByExpertArgs& group, Stream& stream);
+Status Swiglu(const SwigluArgs& args, Stream& stream);
+Status MoeCombine(const MoeCombineArgs& args, Stream& stream);
+
+}  // namespace deepinfer::cuda
+
 namespace deepinfer::cpu {
 
 // Channels [begin, end) of one row; for Swiglu multiples of 32.

@@ -19,6 +19,7 @@ Status QuantizeFp8(const QuantizeFp8Args& args, Stream& stream) {
         Code::kInvalidArgument,
         fmt::format("QuantizeFp8: {} channels are not a multiple of {}.", channels, kQ8Group), "x");
   }
+  if (stream.device().kind == DeviceKind::kCuda) return cuda::QuantizeFp8(args, stream);
   if (UseReference(stream, channels)) {
     stream.pool().ParallelFor(
         rows, [&](int64_t begin, int64_t end, int) { reference::QuantizeFp8(args, begin, end); });

@@ -3,6 +3,12 @@
 
 #include "ops/quantize/quantize.h"
 
+namespace deepinfer::cuda {
+
+Status QuantizeFp8(const QuantizeFp8Args& args, Stream& stream);
+
+}  // namespace deepinfer::cuda
+
 namespace deepinfer::reference {
 
 void QuantizeFp8(const QuantizeFp8Args& args, int64_t row_begin, int64_t row_end);

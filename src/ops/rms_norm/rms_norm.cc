@@ -22,6 +22,7 @@ Status RmsNorm(const RmsNormArgs& args, Stream& stream) {
                   fmt::format("RmsNorm: {} channels are not a multiple of 32.", channels), "x");
     }
   }
+  if (stream.device().kind == DeviceKind::kCuda) return cuda::RmsNorm(args, stream);
   const bool use_reference = UseReference(stream, channels);
   stream.pool().ParallelFor(rows, [&](int64_t begin, int64_t end, int) {
     if (use_reference) return reference::RmsNorm(args, begin, end);

@@ -4,6 +4,12 @@
 #include "ops/rms_norm/rms_norm.h"
 #include "tensor/float_formats.h"
 
+namespace deepinfer::cuda {
+
+Status RmsNorm(const RmsNormArgs& args, Stream& stream);
+
+}  // namespace deepinfer::cuda
+
 namespace deepinfer::reference {
 
 void RmsNorm(const RmsNormArgs& args, int64_t row_begin, int64_t row_end);

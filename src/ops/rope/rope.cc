@@ -16,6 +16,7 @@ Status RopeTable(const RopeTableArgs& args, Stream& stream) {
   DI_RETURN_IF_ERROR(
       ExpectTensor(args.frequencies, DType::kF32, {pairs}, "RopeTable", "frequencies"));
   DI_RETURN_IF_ERROR(ExpectTensor(args.table, DType::kF32, {rows, pairs, 2}, "RopeTable", "table"));
+  if (stream.device().kind == DeviceKind::kCuda) return cuda::RopeTable(args, stream);
   const int32_t* positions = args.positions.Row<int32_t>(0);
   const float* frequencies = args.frequencies.Row<float>(0);
   stream.pool().ParallelFor(
@@ -48,6 +49,7 @@ Status Rope(const RopeArgs& args, Stream& stream) {
                             args.quantize_q4p ? " in groups of 32" : ""),
                 "x");
   }
+  if (stream.device().kind == DeviceKind::kCuda) return cuda::Rope(args, stream);
   const bool use_reference = UseReference(stream, 2 * pairs);
   stream.pool().ParallelFor(
       rows * heads,

@@ -3,6 +3,13 @@
 
 #include "ops/rope/rope.h"
 
+namespace deepinfer::cuda {
+
+Status RopeTable(const RopeTableArgs& args, Stream& stream);
+Status Rope(const RopeArgs& args, Stream& stream);
+
+}  // namespace deepinfer::cuda
+
 namespace deepinfer::reference {
 
 void Rope(const RopeArgs& args, int64_t begin, int64_t end);

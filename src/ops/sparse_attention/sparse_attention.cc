@@ -4,6 +4,7 @@
 
 #include "ops/dispatch.h"
 #include "ops/quantize/group_quantize.h"
+#include "ops/rope/rope.h"
 #include "ops/sparse_attention/sparse_attention_impl.h"
 #include "ops/validate.h"
 
@@ -101,6 +102,8 @@ Status SparseAttention(const SparseAttentionArgs& args, Stream& stream) {
             dim, kQ8Group, args.table.dim(1)),
         "q");
   }
+  if (stream.device().kind == DeviceKind::kCuda) return cuda::SparseAttention(args, stream);
+  if (args.rotate_q) DI_RETURN_IF_ERROR(Rope({.x = args.q, .table = args.table}, stream));
   if (UseReference(stream, 2 * args.table.dim(1)) || heads > cpu::kMaxAttentionHeads) {
     stream.pool().ParallelForDynamic(rows, 1, [&](int64_t begin, int64_t end, int) {
       reference::SparseAttention(args, begin, end);

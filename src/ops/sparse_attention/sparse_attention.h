@@ -18,7 +18,10 @@
 namespace deepinfer {
 
 struct SparseAttentionArgs {
-  TensorView q;  // [rows, heads, head_dim] bf16, rotated
+  // [rows, heads, head_dim] bf16; rotated, or with rotate_q still to be rotated by `table` and
+  // rounded to bf16 (ops/rope), which may overwrite it.
+  TensorView q;
+  bool rotate_q = false;
   // Records are packed (Q8 for the window, Q4E for compressed keys) or bf16, as their sizes say.
   TensorView window_records;  // [rows, record bytes] U8: the step's own rows
   TensorView window_pages;    // [pages, positions per page, record bytes] U8: rows before the step

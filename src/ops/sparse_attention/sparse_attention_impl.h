@@ -5,6 +5,12 @@
 
 #include "ops/sparse_attention/sparse_attention.h"
 
+namespace deepinfer::cuda {
+
+Status SparseAttention(const SparseAttentionArgs& args, Stream& stream);
+
+}  // namespace deepinfer::cuda
+
 namespace deepinfer {
 
 // Keys per block of the running softmax.

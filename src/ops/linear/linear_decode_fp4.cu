@@ -1,0 +1,8 @@
+#include "ops/linear/linear_decode.cuh"
+
+namespace deepinfer::cuda {
+
+template Status LaunchDecodeKernel<WeightFormat::kFp4Group>(const DecodeWork&, const LaunchConfig&,
+                                                            Stream&);
+
+}  // namespace deepinfer::cuda
