@@ -17,7 +17,7 @@ namespace {
 
 constexpr int64_t kWaveScoreBytes = int64_t{256} << 20;
 constexpr int64_t kWaveRows = 2048;
-constexpr int64_t kScoreRowMultiple = 64;
+constexpr int64_t kScoreRowMultiple = 128;  // keys of the largest tile
 
 int64_t RoundUp(int64_t x, int64_t multiple) {
   return (x + multiple - 1) / multiple * multiple;

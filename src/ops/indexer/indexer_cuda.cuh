@@ -49,7 +49,7 @@ struct IndexerProblem {
   // The wave: rows [row_begin, row_end), whose scores begin at row 0 of `scores`.
   int row_begin;
   int row_end;
-  int score_stride;  // a multiple of 64
+  int score_stride;  // a multiple of 128
   float* scores;
   float* maxima;            // [rows, score_stride / kScoreBlock]
   float* candidate_maxima;  // of blocks of candidate_block_size; is `maxima` where sizes agree

@@ -19,7 +19,6 @@ namespace deepinfer::cuda {
 
 inline constexpr int kHeads = 32;
 inline constexpr int kChannels = 128;
-inline constexpr int kScoreThreads = 128;  // one warpgroup
 inline constexpr int kPackedRecord = 68;
 inline constexpr int kBf16Record = 2 * kChannels;
 
@@ -35,10 +34,11 @@ inline constexpr int kColumnBytes = kFormat == KeyFormat::kPackedE4M3 ? kChannel
 template <KeyFormat kFormat>
 inline constexpr int kKSteps = kColumnBytes<kFormat> / 32;
 
-// What the relu of a head's product is multiplied with. The relu is max(d, 0) for even heads and
-// d + |d|, twice that, for odd ones: the two instructions run on different units.
-__device__ inline float HeadFactor(uint16_t weight, int head, float power_of_two) {
-  return __fmul_rn(Bf16ToFloat(weight), head % 2 == 0 ? power_of_two : 0.5f * power_of_two);
+// Half of what the relu of a head's product is multiplied with: the relu is computed as d + |d|,
+// twice max(d, 0), since the unit of additions has more room than that of comparisons, which
+// decodes keys.
+__device__ inline float HeadFactor(uint16_t weight, float power_of_two) {
+  return __fmul_rn(Bf16ToFloat(weight), 0.5f * power_of_two);
 }
 
 // Where a head's factor lies among a row's: the eight that a thread of a quad needs are in
@@ -132,12 +132,12 @@ __device__ inline int QueryOffsetBf16(int columns, int column, int quad_lane, in
          byte % 16;
 }
 
-// Queries of `rows` rows as the B operand.
-template <int kRows, bool kPacked>
+// Queries of `rows` rows as the B operand, by the first kThreads threads of the block.
+template <int kRows, bool kPacked, int kThreads>
 __device__ void StageQueriesBf16(const IndexerProblem& problem, int row, int rows, uint8_t* panels,
                                  float* weights) {
   constexpr int kPieces = kChannels / 8;
-  for (int e = static_cast<int>(threadIdx.x); e < rows * kHeads * kPieces; e += kScoreThreads) {
+  for (int e = static_cast<int>(threadIdx.x); e < rows * kHeads * kPieces; e += kThreads) {
     const int column = e / kPieces;
     const int piece = e % kPieces;
     const uint16_t* q = problem.q + (row + column / kHeads) * problem.q_stride +
@@ -160,10 +160,10 @@ __device__ void StageQueriesBf16(const IndexerProblem& problem, int row, int row
           panels + QueryOffsetBf16(kRows * kHeads, column, quad_lane, j, i)) = pairs[i];
     }
   }
-  for (int e = static_cast<int>(threadIdx.x); e < rows * kHeads; e += kScoreThreads) {
+  for (int e = static_cast<int>(threadIdx.x); e < rows * kHeads; e += kThreads) {
     const int h = e % kHeads;
     weights[e - h + FactorSlot(h)] =
-        HeadFactor(problem.weights[(row + e / kHeads) * problem.weights_stride + h], h, 1.0f);
+        HeadFactor(problem.weights[(row + e / kHeads) * problem.weights_stride + h], 1.0f);
   }
 }
 
@@ -233,8 +233,8 @@ __device__ inline void DecodeE4M3(const uint32_t (&packed_codes)[4], uint32_t ga
     // The codes' signs as the top bits of four bytes: even codes from the shifted word.
     const uint32_t signs_low = __byte_perm(shifted, codes, 0x5140);
     const uint32_t signs_high = __byte_perm(shifted, codes, 0x7362);
-    values[2 * j] = __byte_perm(lower, upper, magnitudes) | (signs_low & 0x80808080u);
-    values[2 * j + 1] = __byte_perm(lower, upper, magnitudes >> 16) | (signs_high & 0x80808080u);
+    values[2 * j] = SelectBytes(lower, upper, magnitudes) | (signs_low & 0x80808080u);
+    values[2 * j + 1] = SelectBytes(lower, upper, magnitudes >> 16) | (signs_high & 0x80808080u);
   }
 }
 
@@ -263,11 +263,12 @@ __device__ inline uint32_t EncodeE4M3x4(const float (&x)[4], bool* exact) {
 
 // Queries of `rows` rows as the B operand, each head normalised, and weights that take the heads'
 // powers of two back. Bit r of *wide_rows is set where row r does not fit.
+template <int kThreads>
 __device__ inline void StageQueriesE4M3(const IndexerProblem& problem, int row, int rows,
                                         uint8_t* panels, float* weights, unsigned* wide_rows) {
   constexpr int kPieces = kChannels / 8;
   static_assert(kPieces == 16, "a head's channels are spread over half a warp");
-  for (int e = static_cast<int>(threadIdx.x); e < rows * kHeads * kPieces; e += kScoreThreads) {
+  for (int e = static_cast<int>(threadIdx.x); e < rows * kHeads * kPieces; e += kThreads) {
     const int column = e / kPieces;
     const int piece = e % kPieces;
     const int query_row = row + column / kHeads;
@@ -306,7 +307,7 @@ __device__ inline void StageQueriesE4M3(const IndexerProblem& problem, int row, 
     if (piece == 0) {
       const int h = column % kHeads;
       weights[column - h + FactorSlot(h)] = HeadFactor(
-          problem.weights[query_row * problem.weights_stride + h], h,
+          problem.weights[query_row * problem.weights_stride + h],
           __uint_as_float(static_cast<uint32_t>(exponent - kQueryExponent - kKeyExponent) << 23));
     }
   }

@@ -7,12 +7,18 @@
 // of them). So a row costs one read of its maxima, an eighth of its scores, and a gather of k
 // blocks of 32 bytes. A layer's candidate blocks are chosen from the same maxima.
 //
-// One block of 512 threads per row and output. Keys (scores as ordered integers) are held in shared
-// memory, up to kCachedKeys of them; longer rows are read again by each pass. A selection is: range
-// of the keys; histograms of at most 2048 bins over the range of the bin that holds the k-th key,
-// one pass in the usual case and at most three; a last pass that counts per warp and one that
-// writes in ascending order. Bound by the latency of these passes: bytes are 4 per block of 8
-// scores.
+// One block of 1024 threads per row and output: keys (scores as ordered integers) stay in
+// registers, 16 per thread; longer rows are read again by each pass. A selection is: a lower bound
+// of the k-th key and the maximum; a histogram of the keys between, which at the usual
+// distributions leaves a few keys in the bin of the k-th (else the bin is divided again, at most
+// twice); their ranking; a pass that counts per warp and one that writes in ascending order.
+//
+// The bound: where all keys are divided into at least k groups, the smallest of the groups' maxima
+// is at most the k-th key. With groups of 16 keys two thirds of the keys need not be counted, and
+// more in longer rows.
+//
+// Bound by the latency of eight block barriers and two reads of memory per level: bytes are 4 per
+// block of 8 scores.
 #include <algorithm>
 #include <cfloat>
 
@@ -21,17 +27,17 @@
 namespace deepinfer::cuda {
 namespace {
 
-constexpr int kThreads = 512;
+constexpr int kThreads = 1024;
 constexpr int kWarps = kThreads / 32;
 constexpr int kBinBits = 11;
 constexpr int kBins = 1 << kBinBits;
 constexpr int kBinsPerThread = kBins / kThreads;
-constexpr int kCachedKeys = 16384;
 constexpr int kMaxTopK = 4096;
 constexpr int kNoLimit = 0x7fffffff;
 constexpr int kMaxMembers = 128;  // of a bin, that are ranked one by one
 
-// Ascending in the score; both zeros are equal, NaN is the lowest of all together with -inf.
+// Ascending in the score; both zeros are equal, NaN is the lowest of all together with -inf. Never
+// 0.
 __device__ inline uint32_t OrderedKey(float score) {
   const uint32_t bits = __float_as_uint(__fadd_rn(score, 0.0f));  // -0 becomes +0
   const uint32_t key = (bits & 0x80000000u) != 0 ? ~bits : bits | 0x80000000u;
@@ -43,6 +49,7 @@ __device__ inline uint32_t OrderedKey(float score) {
 struct SelectionScratch {
   uint32_t histogram[kBins];
   uint32_t warp_low[kWarps];
+  uint32_t warp_bound[kWarps];
   uint32_t warp_high[kWarps];
   int warp_greater[kWarps];
   int warp_equal[kWarps];
@@ -76,6 +83,14 @@ __device__ inline int BlockSum(int value, SelectionScratch& scratch) {
   return sum;
 }
 
+// The sum of the values of the warps before this one.
+__device__ inline int SumOfWarpsBefore(const int* values, int warp, int lane) {
+  const int inclusive = InclusiveWarpSum(values[lane], lane);
+  const int before = __shfl_sync(0xffffffffu, inclusive, max(warp - 1, 0));
+  return warp == 0 ? 0 : before;
+}
+static_assert(kWarps == 32, "a lane per warp");
+
 // Finds the bin, counted from the top, in which the `need`-th key lies.
 __device__ inline void FindBin(int need, SelectionScratch& scratch) {
   const int thread = static_cast<int>(threadIdx.x);
@@ -91,7 +106,7 @@ __device__ inline void FindBin(int need, SelectionScratch& scratch) {
   int inclusive = InclusiveWarpSum(sum, lane);
   if (lane == 31) scratch.warp_greater[warp] = inclusive;
   __syncthreads();
-  for (int w = 0; w < warp; ++w) inclusive += scratch.warp_greater[w];
+  inclusive += SumOfWarpsBefore(scratch.warp_greater, warp, lane);
   int above = inclusive - sum;
   if (above < need && need <= inclusive) {
 #pragma unroll
@@ -107,34 +122,87 @@ __device__ inline void FindBin(int need, SelectionScratch& scratch) {
   __syncthreads();
 }
 
-// Chooses the k best of n keys, 1 <= k < n, ties to the lower index, and calls emit(rank, index)
-// for each in ascending order of index. load(i) is called once per index, by the thread i %
-// kThreads; later passes call key_at(i).
-template <class Load, class KeyAt, class Emit>
-__device__ void SelectBest(int n, int k, const Load& load, const KeyAt& key_at, const Emit& emit,
-                           SelectionScratch& scratch) {
+// A thread's keys: of the indices first + 32 j, below `end`. kItems of them in registers, or, where
+// kItems is 0, any number, read anew each time.
+template <int kItems, class KeyAt>
+class ThreadKeys {
+ public:
+  __device__ ThreadKeys(int n, const KeyAt& key_at) : key_at_(key_at) {
+    const int segment = CeilDiv(n, kThreads) * 32;  // per warp
+    first_ = WarpId() * segment + LaneId();
+    end_ = min(n, (WarpId() + 1) * segment);
+    items_ = segment / 32;
+    if constexpr (kItems > 0) {
+#pragma unroll
+      for (int j = 0; j < kItems; ++j) keys_[j] = KeyOf(j);
+    }
+  }
+  // Calls use(index, key, j) for all lanes of a warp alike; the key is 0 where there is none.
+  template <class Use>
+  __device__ void ForEach(const Use& use) const {
+    if constexpr (kItems > 0) {
+#pragma unroll
+      for (int j = 0; j < kItems; ++j) use(first_ + 32 * j, keys_[j], j);
+    } else {
+#pragma unroll 4
+      for (int j = 0; j < items_; ++j) use(first_ + 32 * j, KeyOf(j), j);
+    }
+  }
+
+ private:
+  __device__ uint32_t KeyOf(int j) const {
+    const int i = first_ + 32 * j;
+    return i < end_ ? key_at_(i) : 0u;
+  }
+
+  const KeyAt& key_at_;
+  int first_;
+  int end_;
+  int items_;
+  uint32_t keys_[kItems > 0 ? kItems : 1];
+};
+
+template <int kItems, class KeyAt, class Emit>
+__device__ void SelectBestOf(int n, int k, const KeyAt& key_at, const Emit& emit,
+                             SelectionScratch& scratch) {
   const int thread = static_cast<int>(threadIdx.x);
   const int lane = LaneId();
   const int warp = WarpId();
   for (int i = thread; i < kBins; i += kThreads) scratch.histogram[i] = 0;
   if (thread == 0) scratch.num_members = 0;
+  const ThreadKeys<kItems, KeyAt> keys(n, key_at);
+  // Groups of keys, enough of them for k: four of each thread, two, one, or one of two threads.
   uint32_t low = 0xffffffffu;
-  uint32_t high = 0;
-#pragma unroll 4
-  for (int i = thread; i < n; i += kThreads) {
-    const uint32_t key = load(i);
-    low = min(low, key);
-    high = max(high, key);
+  uint32_t largest[4] = {0, 0, 0, 0};
+  keys.ForEach([&](int, uint32_t key, int j) {
+    if (key != 0) low = min(low, key);
+    largest[j % 4] = max(largest[j % 4], key);
+  });
+  const uint32_t even = max(largest[0], largest[2]);
+  const uint32_t odd = max(largest[1], largest[3]);
+  uint32_t high = max(even, odd);
+  uint32_t bound = high;
+  if (k > 4 * kThreads) {
+    bound = 0;
+  } else if (k > 2 * kThreads) {
+    bound = min(min(largest[0], largest[1]), min(largest[2], largest[3]));
+  } else if (k > kThreads) {
+    bound = min(even, odd);
+  } else if (k <= kThreads / 2) {
+    bound = max(high, __shfl_xor_sync(0xffffffffu, high, 1));
   }
   low = __reduce_min_sync(0xffffffffu, low);
+  bound = __reduce_min_sync(0xffffffffu, bound);
   high = __reduce_max_sync(0xffffffffu, high);
   if (lane == 0) {
     scratch.warp_low[warp] = low;
+    scratch.warp_bound[warp] = bound;
     scratch.warp_high[warp] = high;
   }
   __syncthreads();
-  low = __reduce_min_sync(0xffffffffu, scratch.warp_low[lane % kWarps]);
-  high = __reduce_max_sync(0xffffffffu, scratch.warp_high[lane % kWarps]);
+  low = __reduce_min_sync(0xffffffffu, scratch.warp_low[lane]);
+  low = max(low, __reduce_min_sync(0xffffffffu, scratch.warp_bound[lane]));
+  high = __reduce_max_sync(0xffffffffu, scratch.warp_high[lane]);
   // Keys in [low, low + range] are still undecided; those above are chosen, `need` of these as
   // well.
   uint32_t range = high - low;
@@ -145,10 +213,9 @@ __device__ void SelectBest(int n, int k, const Load& load, const KeyAt& key_at, 
       for (int i = thread; i < kBins; i += kThreads) scratch.histogram[i] = 0;
       __syncthreads();
     }
-    for (int i = thread; i < n; i += kThreads) {
-      const uint32_t offset = key_at(i) - low;
-      if (offset <= range) atomicAdd(&scratch.histogram[offset >> shift], 1u);
-    }
+    keys.ForEach([&](int, uint32_t key, int) {
+      if (key >= low && key - low <= range) atomicAdd(&scratch.histogram[(key - low) >> shift], 1u);
+    });
     __syncthreads();
     FindBin(need, scratch);
     need -= scratch.above;
@@ -161,10 +228,10 @@ __device__ void SelectBest(int n, int k, const Load& load, const KeyAt& key_at, 
     }
     if (range != 0 && in_bin <= kMaxMembers) {
       // Few are left: each is compared with all.
-      for (int i = thread; i < n; i += kThreads) {
-        const uint32_t key = key_at(i);
-        if (key - low <= range) scratch.members[atomicAdd(&scratch.num_members, 1)] = key;
-      }
+      keys.ForEach([&](int, uint32_t key, int) {
+        if (key >= low && key - low <= range)
+          scratch.members[atomicAdd(&scratch.num_members, 1)] = key;
+      });
       __syncthreads();
       if (thread < in_bin) {
         const uint32_t key = scratch.members[thread];
@@ -185,58 +252,60 @@ __device__ void SelectBest(int n, int k, const Load& load, const KeyAt& key_at, 
       break;
     }
   }
-  // Chosen are keys above `low` + range or, if need is kNoLimit, from `low` on; and the first
-  // `need` that equal `low` otherwise, when range is 0. In both cases: above `low`, and `need`
-  // equal ones.
-  const int segment = CeilDiv(CeilDiv(n, kWarps), 32) * 32;
-  const int begin = min(n, warp * segment);
-  const int end = min(n, begin + segment);
+  // Chosen are keys above `low` and the first `need` that equal it; kNoLimit: all from `low` on, of
+  // which those between are above it.
   int greater = 0;
   int equal = 0;
-  for (int first = begin; first < end; first += 32) {
-    const int i = first + lane;
-    const uint32_t key = i < end ? key_at(i) : 0;
-    greater += __popc(__ballot_sync(0xffffffffu, i < end && key > low));
-    equal += __popc(__ballot_sync(0xffffffffu, i < end && key == low));
-  }
+  keys.ForEach([&](int, uint32_t key, int) {
+    greater += __popc(__ballot_sync(0xffffffffu, key > low));
+    equal += __popc(__ballot_sync(0xffffffffu, key == low));
+  });
   if (lane == 0) {
     scratch.warp_greater[warp] = greater;
     scratch.warp_equal[warp] = equal;
   }
   __syncthreads();
-  int greater_before = 0;
-  int equal_before = 0;
-  for (int w = 0; w < warp; ++w) {
-    greater_before += scratch.warp_greater[w];
-    equal_before += scratch.warp_equal[w];
-  }
+  int greater_before = SumOfWarpsBefore(scratch.warp_greater, warp, lane);
+  int equal_before = SumOfWarpsBefore(scratch.warp_equal, warp, lane);
   const uint32_t lower_lanes = (1u << lane) - 1u;
-  for (int first = begin; first < end && greater + equal > 0; first += 32) {
-    const int i = first + lane;
-    const uint32_t key = i < end ? key_at(i) : 0;
-    const uint32_t greater_lanes = __ballot_sync(0xffffffffu, i < end && key > low);
-    const uint32_t equal_lanes = __ballot_sync(0xffffffffu, i < end && key == low);
-    const int my_greater = greater_before + __popc(greater_lanes & lower_lanes);
-    const int my_equal = equal_before + __popc(equal_lanes & lower_lanes);
-    if (i < end && (key > low || (key == low && my_equal < need)))
-      emit(my_greater + min(my_equal, need), i);
-    greater_before += __popc(greater_lanes);
-    equal_before += __popc(equal_lanes);
+  if (greater + equal > 0) {
+    keys.ForEach([&](int i, uint32_t key, int) {
+      const uint32_t greater_lanes = __ballot_sync(0xffffffffu, key > low);
+      const uint32_t equal_lanes = __ballot_sync(0xffffffffu, key == low);
+      const int my_greater = greater_before + __popc(greater_lanes & lower_lanes);
+      const int my_equal = equal_before + __popc(equal_lanes & lower_lanes);
+      if (key > low || (key == low && my_equal < need)) emit(my_greater + min(my_equal, need), i);
+      greater_before += __popc(greater_lanes);
+      equal_before += __popc(equal_lanes);
+    });
   }
   __syncthreads();
 }
 
-__global__ void __launch_bounds__(kThreads)
-    SelectionKernel(const IndexerProblem problem, int cached_keys) {
+// Chooses the k best of n keys, 1 <= k < n, ties to the lower index, and calls emit(rank, index)
+// for each in ascending order of index. key_at(i) is the key of index i.
+template <class KeyAt, class Emit>
+__device__ void SelectBest(int n, int k, const KeyAt& key_at, const Emit& emit,
+                           SelectionScratch& scratch) {
+  if (n <= 4 * kThreads) {
+    SelectBestOf<4>(n, k, key_at, emit, scratch);
+  } else if (n <= 8 * kThreads) {
+    SelectBestOf<8>(n, k, key_at, emit, scratch);
+  } else if (n <= 16 * kThreads) {
+    SelectBestOf<16>(n, k, key_at, emit, scratch);
+  } else {
+    SelectBestOf<0>(n, k, key_at, emit, scratch);
+  }
+}
+
+__global__ void __launch_bounds__(kThreads) SelectionKernel(const IndexerProblem problem) {
   __shared__ SelectionScratch scratch;
-  uint32_t* keys = DynamicShared<uint32_t>();                             // [cached_keys]
-  int32_t* best_blocks = reinterpret_cast<int32_t*>(keys + cached_keys);  // [topk]
+  int32_t* best_blocks = DynamicShared<int32_t>();  // [topk]
   const int thread = static_cast<int>(threadIdx.x);
   const int row = problem.row_begin + static_cast<int>(blockIdx.x);
   const int64_t wave_row = row - problem.row_begin;
   WaitForPreviousKernel();
   const int n_vis = VisibleEntries(problem, row);
-  const auto cached_key = [&](int i) { return keys[i]; };
 
   if (blockIdx.y == 1) {  // candidate blocks
     int32_t* out = problem.candidates_out + row * problem.candidates_out_stride;
@@ -252,13 +321,7 @@ __global__ void __launch_bounds__(kThreads)
       return i == count - 1 ? OrderedKey(INFINITY) : OrderedKey(fminf(maxima[i], FLT_MAX));
     };
     const auto emit = [&](int rank, int i) { out[rank] = i; };
-    if (count <= cached_keys) {
-      SelectBest(
-          count, wanted, [&](int i) { return keys[i] = candidate_key(i); }, cached_key, emit,
-          scratch);
-    } else {
-      SelectBest(count, wanted, candidate_key, candidate_key, emit, scratch);
-    }
+    SelectBest(count, wanted, candidate_key, emit, scratch);
     return;
   }
 
@@ -296,14 +359,8 @@ __global__ void __launch_bounds__(kThreads)
   if (!all_blocks) {
     const float* maxima = problem.maxima + wave_row * (problem.score_stride / kScoreBlock);
     const auto emit = [&](int rank, int i) { best_blocks[rank] = i; };
-    if (score_blocks <= cached_keys) {
-      SelectBest(
-          score_blocks, topk, [&](int i) { return keys[i] = OrderedKey(maxima[i]); }, cached_key,
-          emit, scratch);
-    } else {
-      const auto key_at = [&](int i) { return OrderedKey(maxima[i]); };
-      SelectBest(score_blocks, topk, key_at, key_at, emit, scratch);
-    }
+    SelectBest(
+        score_blocks, topk, [&](int i) { return OrderedKey(maxima[i]); }, emit, scratch);
   }
   // Second level: the best entries of these blocks. Only the last block can be partial.
   const int blocks = min(score_blocks, topk);
@@ -321,15 +378,9 @@ __global__ void __launch_bounds__(kThreads)
       gathered, topk,
       [&](int i) {
         const int position = position_at(i);
-        return keys[i] = OrderedKey(scores[problem.compact ? position : entry_at(position)]);
+        return OrderedKey(scores[problem.compact ? position : entry_at(position)]);
       },
-      cached_key, [&](int rank, int i) { out[rank] = entry_at(position_at(i)); }, scratch);
-}
-
-// Keys that fit the part of shared memory that a launch takes.
-int CachedKeys(const IndexerProblem& problem) {
-  const int longest = std::max(problem.score_stride / kScoreBlock, problem.candidate_maxima_stride);
-  return std::max(problem.topk * kScoreBlock, std::min(longest, kCachedKeys));
+      [&](int rank, int i) { out[rank] = entry_at(position_at(i)); }, scratch);
 }
 
 }  // namespace
@@ -339,14 +390,13 @@ bool SelectionSupported(const IndexerProblem& problem) {
 }
 
 Status LaunchSelection(const IndexerProblem& problem, Stream& stream) {
-  const int cached_keys = CachedKeys(problem);
   LaunchConfig config;
   config.grid.x = static_cast<uint32_t>(problem.row_end - problem.row_begin);
   config.grid.y = problem.candidates_out != nullptr ? 2 : 1;
   config.block = kThreads;
   config.overlap_previous = true;
-  config.shared_bytes = static_cast<int>(sizeof(uint32_t)) * (cached_keys + problem.topk);
-  return Launch("IndexerSelection", SelectionKernel, config, stream, problem, cached_keys);
+  config.shared_bytes = static_cast<int>(sizeof(int32_t)) * problem.topk;
+  return Launch("IndexerSelection", SelectionKernel, config, stream, problem);
 }
 
 }  // namespace deepinfer::cuda
