@@ -66,14 +66,16 @@ struct LLMOptions {
 
   std::string model_dir;  // checkpoint directory as published
   NumericsProfile numerics = NumericsProfile::kProduction;
-  // "cpu", "cuda:N" (or "cuda" for the first), or "auto": the first CUDA device if there is one that
-  // this build can use, else the CPU.
+  // "cpu", "cuda:N" (or "cuda" for the first), or "auto": the first CUDA device if there is one
+  // that this build can use, else the CPU.
   std::string device = "auto";
   // Of a CUDA device. The Engram tables in its own memory instead of page-locked host memory, and
-  // decoding steps launched kernel by kernel instead of as recorded graphs. Neither changes outputs.
+  // decoding steps launched kernel by kernel instead of as recorded graphs. Neither changes
+  // outputs.
   bool engram_on_device = false;
   bool cuda_graphs = true;
-  // 0: one per core this process may use; at most 1,024. Beside a CUDA device: for work of the host.
+  // 0: one per core this process may use; at most 1,024. Beside a CUDA device: for work of the
+  // host.
   int num_threads = 0;
   int64_t max_model_len =
       0;  // prompt + output of a request; 0: what the model supports and the cache holds

@@ -137,9 +137,10 @@ Result<std::unique_ptr<Executor>> Executor::Create(const ExecutorOptions& option
   const int num_threads = options.num_threads > 0 ? options.num_threads : usable_cores;
   const bool gpu = options.device.kind == DeviceKind::kCuda;
   if (gpu && options.use_reference_ops) {
-    return Fail(Code::kUnsupported,
-                "The plain reference of the operations runs on the CPU only; choose the device cpu.",
-                "device");
+    return Fail(
+        Code::kUnsupported,
+        "The plain reference of the operations runs on the CPU only; choose the device cpu.",
+        "device");
   }
   DI_ASSIGN_OR_RETURN(
       std::unique_ptr<Stream> stream,

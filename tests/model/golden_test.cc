@@ -1,7 +1,7 @@
 // The forward pass against the recorded answers of the reference implementation, by the rule of
 // their README: pooled over all recorded rows, no figure worse than four times that of an
-// independent implementation with sums in double; on a GPU than twice that of the worst of three runs
-// of it with disturbed products.
+// independent implementation with sums in double; on a GPU than twice that of the worst of three
+// runs of it with disturbed products.
 #include <gtest/gtest.h>
 
 #include <algorithm>

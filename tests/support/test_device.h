@@ -1,5 +1,5 @@
-// The device that the cross-module tests run on: the CPU, or what DI_TEST_DEVICE says ("cuda:0"), so
-// that the same tables hold for every device.
+// The device that the cross-module tests run on: the CPU, or what DI_TEST_DEVICE says ("cuda:0"),
+// so that the same tables hold for every device.
 #pragma once
 
 #include <gtest/gtest.h>

@@ -32,7 +32,8 @@ TEST(Embedding, WrongShapesAreRefused) {
   OwnedTensor ids(DType::kI32, {2});
   OwnedTensor table(DType::kBf16, {50, 32});
   OwnedTensor streams(DType::kBf16, {3, 4, 32});
-  EXPECT_EQ(Embedding({ids.view(), table.view(), streams.view(), {}}, stream).error().field, "streams");
+  EXPECT_EQ(Embedding({ids.view(), table.view(), streams.view(), {}}, stream).error().field,
+            "streams");
 }
 
 }  // namespace
