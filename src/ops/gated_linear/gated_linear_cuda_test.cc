@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "ops/cuda/cuda_test_util.h"
-#include "ops/linear/linear_cuda_test_util.h"
+#include "ops/linear/linear_test_util.h"
 #include "ops/moe/moe.h"
 #include "ops/quantize/group_quantize.h"
 

@@ -13,6 +13,7 @@
 #include "ops/linear/linear_cases.h"
 #include "ops/linear/linear_kernels.h"
 #include "ops/linear/linear_pack.h"
+#include "ops/linear/linear_test_util.h"
 #include "tensor/float_formats.h"
 
 namespace deepinfer {
@@ -21,47 +22,8 @@ namespace {
 constexpr CpuLevel kAllLevels[] = {CpuLevel::kScalar, CpuLevel::kAvx2, CpuLevel::kAvx512,
                                    CpuLevel::kAvx512Bf16, CpuLevel::kAmx};
 
-// A weight as stored, and memory for it.
-struct Stored {
-  std::vector<uint8_t> weight;
-  std::vector<uint8_t> scale;
-  LinearSource source;
-};
-
-Stored RandomWeight(WeightFormat format, int64_t n, int64_t k, uint32_t seed, int min_scale = 110,
-                    int max_scale = 130) {
-  std::mt19937 random(seed);
-  Stored stored;
-  stored.source.format = format;
-  stored.source.n = n;
-  stored.source.k = k;
-  const auto byte = [&] { return static_cast<uint8_t>(random() & 255); };
-  if (format == WeightFormat::kBf16) {
-    stored.weight.resize(static_cast<size_t>(2 * n * k));
-    std::normal_distribution<float> normal(0.0f, 0.05f);
-    for (int64_t i = 0; i < n * k; ++i) {
-      const Bf16 value = F32ToBf16(normal(random));
-      std::memcpy(stored.weight.data() + 2 * i, &value, 2);
-    }
-    stored.source.weight = TensorView(stored.weight.data(), DType::kBf16, {n, k});
-    return stored;
-  }
-  const bool fp8 = format == WeightFormat::kFp8Block;
-  stored.weight.resize(static_cast<size_t>(fp8 ? n * k : n * k / 2));
-  for (uint8_t& code : stored.weight) {
-    do {
-      code = byte();
-    } while (fp8 && (code & 0x7f) == 0x7f);
-  }
-  const int64_t scale_rows = fp8 ? (n + 31) / 32 : n;
-  stored.scale.resize(static_cast<size_t>(scale_rows * (k / 32)));
-  std::uniform_int_distribution<int> scale(min_scale, max_scale);
-  for (uint8_t& s : stored.scale) s = static_cast<uint8_t>(scale(random));
-  stored.source.weight = fp8 ? TensorView(stored.weight.data(), DType::kFp8E4M3, {n, k})
-                             : TensorView(stored.weight.data(), DType::kFp4x2, {n, k / 2});
-  stored.source.scale = TensorView(stored.scale.data(), DType::kE8M0, {scale_rows, k / 32});
-  return stored;
-}
+using Stored = testing::StoredWeight;
+using testing::RandomWeight;
 
 std::vector<Bf16> RandomRows(int64_t rows, int64_t k, uint32_t seed) {
   std::mt19937 random(seed);
@@ -115,7 +77,7 @@ std::string Name(const LinearCase& c) {
 }
 
 // One instance per level; levels that the host lacks are skipped visibly.
-class LinearLevel : public testing::TestWithParam<CpuLevel> {
+class LinearLevel : public ::testing::TestWithParam<CpuLevel> {
  protected:
   void SetUp() override {
     if (GetParam() > HostCpuFeatures().best_level())
@@ -130,7 +92,7 @@ class LinearLevel : public testing::TestWithParam<CpuLevel> {
   }
 };
 
-INSTANTIATE_TEST_SUITE_P(Levels, LinearLevel, testing::ValuesIn(kAllLevels),
+INSTANTIATE_TEST_SUITE_P(Levels, LinearLevel, ::testing::ValuesIn(kAllLevels),
                          [](const auto& level) { return std::string(CpuLevelName(level.param)); });
 
 TEST_P(LinearLevel, PackedCodesAndScalesUnpackToTheSource) {

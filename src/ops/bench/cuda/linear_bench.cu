@@ -20,7 +20,7 @@
 #include "device.cuh"
 #include "ops/gated_linear/gated_linear.h"
 #include "ops/linear/linear.h"
-#include "ops/linear/linear_cuda_test_util.h"
+#include "ops/linear/linear_test_util.h"
 #include "tensor/copy.h"
 #include "tensor/cuda_device.h"
 

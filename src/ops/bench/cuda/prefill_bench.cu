@@ -23,7 +23,7 @@
 
 #include "base/ceil_div.h"
 #include "ops/linear/linear.h"
-#include "ops/linear/linear_cuda_test_util.h"
+#include "ops/linear/linear_test_util.h"
 #include "ops/linear/linear_prefill.h"
 #include "ops/moe/moe.h"
 #include "tensor/copy.h"

@@ -1,4 +1,4 @@
-// Random weights as stored, for tests and benchmarks of the CUDA linears.
+// Random weights as stored, for tests and benchmarks of linears.
 #pragma once
 
 #include <cstdint>
