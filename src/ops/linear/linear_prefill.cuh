@@ -39,6 +39,7 @@
 
 #include "device.cuh"
 #include "ops/linear/linear.h"
+#include "ops/linear/linear_convert.cuh"
 #include "ops/quantize/group_quantize.cuh"
 #include "warpgroup.cuh"
 
@@ -93,11 +94,9 @@ struct Params {
 // What a consumer warp has to know to issue copies of weights: kept in shared memory, because
 // registers are scarce and only one lane needs it.
 struct WeightCursor {
-  const uint8_t* codes[kBlocks];   // of the next chunk
-  const uint8_t* scales[kBlocks];  // FP8: of the tile's strips
-  int columns_left;                // of the tile that is being copied
-  int chunk;                       // within it
-  int round;                       // of the tile after it
+  const uint8_t* next[kBlocks];  // chunk
+  int columns_left;              // of the tile that is being copied
+  int round;                     // of the tile after it
 };
 
 template <WeightFormat kFormatOf, bool kGatedOf, bool kTotalsOf>
@@ -110,15 +109,9 @@ struct Shape {
   static constexpr int kStepsInFlight = kTotals ? 2 : 3;
   // Outputs of y per tile.
   static constexpr int kTileOutputs = kGated ? 128 : 256;
-  // Four units of a strip, and scales: of FP4 those that follow the units, of FP8 the 16 bytes that
-  // hold the four of the chunk.
-  static constexpr int kUnitsBytes = 2048;
-  static constexpr int kChunkBytes = kFormat == WeightFormat::kFp4Group   ? kUnitsBytes + 128
-                                     : kFormat == WeightFormat::kFp8Block ? kUnitsBytes + 16
-                                                                          : kUnitsBytes;
-  static constexpr int kChunkColumns = kFormat == WeightFormat::kFp4Group   ? 256
-                                       : kFormat == WeightFormat::kFp8Block ? 128
-                                                                            : 64;
+  // Four units of a strip and their scales.
+  static constexpr int kChunkBytes = static_cast<int>(CudaChunkBytes(kFormat));
+  static constexpr int kChunkColumns = static_cast<int>(CudaChunkColumns(kFormat));
   static constexpr int kChunkSlots = kFormat == WeightFormat::kFp4Group ? 2 : 3;
   static constexpr int kStageBytes = kTokens * kRowBytes;
   static constexpr int kStages = kTotals ? 6 : (kFormat == WeightFormat::kFp4Group ? 7 : 5);
@@ -409,24 +402,13 @@ class WeightStream {
     if (LaneId() != 0) return;
     WeightCursor& cursor = Cursor(warp);
     if (cursor.columns_left <= 0 && !NextTile(params, warp, cursor)) return;
-    // FP4 brings its scales along; the last chunk of an FP8 strip may be half of one.
-    uint32_t bytes = S::kChunkBytes;
-    if constexpr (S::kFormat == WeightFormat::kFp8Block)
-      bytes = static_cast<uint32_t>(min(cursor.columns_left, S::kChunkColumns)) * 16u;
-    constexpr uint32_t kScaleBytes = S::kFormat == WeightFormat::kFp8Block ? 16 : 0;
     Barrier* const full = Barriers<S>::WeightsFull(warp, slot);
-    BarrierArriveExpect(full, kBlocks * (bytes + kScaleBytes));
+    BarrierArriveExpect(full, kBlocks * S::kChunkBytes);
 #pragma unroll
     for (int block = 0; block < kBlocks; ++block) {
-      unsigned char* const target = Slot(warp, slot) + block * S::kChunkBytes;
-      BulkCopy(target, cursor.codes[block], bytes, full);
-      if constexpr (kScaleBytes != 0) {
-        BulkCopy(target + S::kUnitsBytes, cursor.scales[block] + cursor.chunk / 4 * 16, kScaleBytes,
-                 full);
-      }
-      cursor.codes[block] += bytes;
+      BulkCopy(Slot(warp, slot) + block * S::kChunkBytes, cursor.next[block], S::kChunkBytes, full);
+      cursor.next[block] += S::kChunkBytes;
     }
-    ++cursor.chunk;
     cursor.columns_left -= S::kChunkColumns;
   }
 
@@ -445,11 +427,9 @@ class WeightStream {
                                   : tile.output_tile * 16 + warp / 4 * 8 + block * 4;
       // Beyond the last output: any strip, not stored.
       const int strip = min(first + warp % 4, problem.strips - 1);
-      cursor.codes[block] = weight + problem.strip_bytes * strip;
-      cursor.scales[block] = cursor.codes[block] + problem.padded_k * 16;
+      cursor.next[block] = weight + problem.strip_bytes * strip;
     }
     cursor.columns_left = problem.padded_k;
-    cursor.chunk = 0;
     return true;
   }
   __device__ static WeightCursor& Cursor(int warp) {
@@ -466,17 +446,11 @@ class WeightStream {
 __device__ inline uint4 LoadShared16(const unsigned char* shared) {
   return *reinterpret_cast<const uint4*>(shared);
 }
-// A byte at the exponent's place of both bf16 numbers of a word.
-template <int kByte>
-__device__ inline uint32_t ExponentBf16x2(uint32_t bytes) {
-  return __byte_perm(bytes, 0, 0x4040u | kByte | (kByte << 8)) << 7;
-}
-
 // What a lane needs of a block's stage (64 columns of a chunk) for its four k16 steps.
 template <WeightFormat kFormat, int kStage>
 class StageCodes {
  public:
-  __device__ StageCodes(const unsigned char* chunk, int lane, uint32_t scales) {
+  __device__ StageCodes(const unsigned char* chunk, int lane) {
     if constexpr (kFormat == WeightFormat::kFp4Group) {
       words_[0] = LoadShared16(chunk + 512 * kStage + 16 * lane);
       scales_ = *reinterpret_cast<const uint32_t*>(chunk + 2048 + 16 * (lane / 4) + 4 * kStage);
@@ -484,7 +458,7 @@ class StageCodes {
 #pragma unroll
       for (int unit = 0; unit < 2; ++unit)
         words_[unit] = LoadShared16(chunk + 512 * (2 * kStage + unit) + 16 * lane);
-      scales_ = scales;
+      fp8_scales_ = *reinterpret_cast<const uint2*>(chunk + 2048 + 8 * kStage);
     } else {
 #pragma unroll
       for (int step = 0; step < 4; ++step)
@@ -495,27 +469,13 @@ class StageCodes {
   template <int kStep>
   __device__ void Fragment(uint32_t (&a)[4]) const {
     if constexpr (kFormat == WeightFormat::kFp4Group) {
-      const uint32_t codes[4] = {words_[0].x, words_[0].y, words_[0].z, words_[0].w};
-      const uint32_t c = codes[kStep];
-      const uint32_t low = ExponentBf16x2<kStep / 2 * 2>(scales_);       // row g
-      const uint32_t high = ExponentBf16x2<kStep / 2 * 2 + 1>(scales_);  // row g + 8
-      constexpr uint32_t kPlaces = 0x81c081c0u;
-      a[0] = MulBf16x2(c & kPlaces, low);
-      a[1] = MulBf16x2((c << 3) & kPlaces, high);
-      a[2] = MulBf16x2((c << 6) & kPlaces, low);
-      a[3] = MulBf16x2(
-          ((c << 1) & 0x80008000u) | ((c >> 4) & 0x00c000c0u) | ((c >> 5) & 0x01000100u), high);
+      ConvertFp4<kStep % 2>(kStep < 2 ? words_[0].x : words_[0].z,
+                            kStep < 2 ? words_[0].y : words_[0].w, Fp4Scales<kStep / 2>(scales_),
+                            a);
     } else if constexpr (kFormat == WeightFormat::kFp8Block) {
       const uint4 words = words_[kStep / 2];
-      const uint32_t codes[2] = {kStep % 2 == 0 ? words.x : words.z,
-                                 kStep % 2 == 0 ? words.y : words.w};
-      const uint32_t scale = ExponentBf16x2<2 * kStage + kStep / 2>(scales_);
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const uint32_t c = codes[half];
-        a[2 * half] = MulBf16x2((c & 0x80008000u) | ((c >> 4) & 0x07f007f0u), scale);
-        a[2 * half + 1] = MulBf16x2(((c << 8) & 0x80008000u) | ((c << 4) & 0x07f007f0u), scale);
-      }
+      ConvertFp8(kStep % 2 == 0 ? words.x : words.z, kStep % 2 == 0 ? words.y : words.w,
+                 kStep / 2 == 0 ? fp8_scales_.x : fp8_scales_.y, a);
     } else {
       a[0] = words_[kStep].x;
       a[1] = words_[kStep].y;
@@ -529,7 +489,8 @@ class StageCodes {
                                 : kFormat == WeightFormat::kFp8Block ? 2
                                                                      : 4;
   uint4 words_[kWords];
-  uint32_t scales_ = 0;
+  uint32_t scales_ = 0;        // FP4: of the stage's unit
+  uint2 fp8_scales_ = {0, 0};  // of its two units
 };
 
 // ---- Results --------------------------------------------------------------------------
@@ -757,21 +718,12 @@ __device__ __forceinline__ void MultiplyTile(const Params& params, const Tile& t
 
   for (int column = 0; column < problem.padded_k; column += S::kChunkColumns) {
     const unsigned char* const chunk = WeightStream<S>::Wait(warp, rings.weights);
-    uint32_t scales[kBlocks] = {};
-    if constexpr (S::kFormat == WeightFormat::kFp8Block) {
-#pragma unroll
-      for (int block = 0; block < kBlocks; ++block) {
-        scales[block] = *reinterpret_cast<const uint32_t*>(
-            chunk + block * S::kChunkBytes + S::kUnitsBytes + column / S::kChunkColumns % 4 * 4);
-      }
-    }
     const auto multiply_stage = [&]<int kStage>() {
       BarrierWait(Barriers<S>::XFull(rings.x.slot), rings.x.parity);
       const uint64_t x =
           AdvanceDescriptor(first_stage, static_cast<uint32_t>(rings.x.slot * S::kStageBytes));
       const auto multiply_block = [&]<int kBlock>() {
-        const StageCodes<S::kFormat, kStage> codes(chunk + kBlock * S::kChunkBytes, lane,
-                                                   scales[kBlock]);
+        const StageCodes<S::kFormat, kStage> codes(chunk + kBlock * S::kChunkBytes, lane);
         const auto multiply_step = [&]<int kStep>() {
           uint32_t a[4];
           codes.template Fragment<kStep>(a);
@@ -795,10 +747,7 @@ __device__ __forceinline__ void MultiplyTile(const Params& params, const Tile& t
       rings.x.template Advance<S::kStages>();
     };
     multiply_stage.template operator()<0>();
-    if constexpr (S::kChunkColumns >= 128) {
-      if (S::kFormat == WeightFormat::kFp4Group || column + 64 < problem.padded_k)
-        multiply_stage.template operator()<1>();
-    }
+    if constexpr (S::kChunkColumns >= 128) multiply_stage.template operator()<1>();
     if constexpr (S::kChunkColumns >= 256) {
       multiply_stage.template operator()<2>();
       multiply_stage.template operator()<3>();
