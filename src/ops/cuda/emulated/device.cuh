@@ -229,6 +229,11 @@ inline void LoadMatrix4Transposed(uint32_t (&r)[4], const void* shared) {
   emulated::WarpLoad load{r, shared};
   emulated::WarpCollective("LoadMatrix4Transposed", &load, &emulated::RunWarpLoadTransposed);
 }
+inline void StoreMatrix4(void* shared, const uint32_t (&r)[4]) {
+  emulated::CheckAligned(shared, 16, "StoreMatrix4");
+  emulated::WarpStore store{r, shared};
+  emulated::WarpCollective("StoreMatrix4", &store, &emulated::RunWarpStore);
+}
 inline void StoreMatrix4Transposed(void* shared, const uint32_t (&r)[4]) {
   emulated::CheckAligned(shared, 16, "StoreMatrix4Transposed");
   emulated::WarpStore store{r, shared};
