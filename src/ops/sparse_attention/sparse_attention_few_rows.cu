@@ -187,7 +187,8 @@ __global__ void __launch_bounds__(kThreads, 1)
       }
     }
     // The reads of q and those of keys are under way together.
-    BringQueriesWarp(p, item, warp * 8, s.scores.q[0]);
+    CopyQueriesWarp(p, item, warp * kQueryHeads, s.scores.q[0]);
+    FinishQueriesWarp(p, item, warp * kQueryHeads, s.scores.q[0]);
 #pragma unroll
     for (int i = 0; i < kTasks; ++i) {
       const int key = own_key(i);

@@ -180,6 +180,14 @@ template <bool kBf16>
 __device__ void ConvertKeys(const AttentionParams& p, const KeyLists& lists, int first_head,
                             SharedMemory& s, int converter_warp) {
   const int key = converter_warp * kWarpKeys + LaneId() % 8;
+  const int first_query_head = converter_warp * kQueryHeads;
+  static_assert(kQueryHeads * kConverterWarps == kHeads);
+  // The queries are there before the lists of keys: the kernel that makes the lists has waited for
+  // the one before it when this one starts.
+  int copied_row = static_cast<int>(blockIdx.x);
+  CopyQueriesWarp(p, {copied_row, first_head}, first_query_head, s.q[0]);
+  WaitForPreviousKernel();
+  AllowNextKernel();
   const int lane_group = LaneId() / 8;
   const auto place =
       static_cast<uint32_t>(lane_group / 2 * kPanelBytes + PanelOffset(key, lane_group % 2 * 4));
@@ -191,7 +199,10 @@ __device__ void ConvertKeys(const AttentionParams& p, const KeyLists& lists, int
   };
   BlockCursor cursor;
   cursor.Start(p, lists);
-  if (!cursor.Valid(p)) return;
+  if (!cursor.Valid(p)) {
+    WaitCopies<0>();
+    return;
+  }
   int64_t latest = 0;  // block whose references were read last
   const auto fetch = [&] {
     // Behind the last block, those of some block once more: they are read, but not used.
@@ -216,7 +227,15 @@ __device__ void ConvertKeys(const AttentionParams& p, const KeyLists& lists, int
     if (current.begins_row) {
       BarrierWait(&s.q_empty, q_phase ^ 1u);
       q_phase ^= 1u;
-      BringQueriesWarp(p, {current.row, first_head}, converter_warp * 8, s.q[0]);
+      const Item item = {current.row, first_head};
+      if (current.row != copied_row) {
+        WaitCopies<0>();  // of a row without keys
+        CopyQueriesWarp(p, item, first_query_head, s.q[0]);
+      }
+      PrefetchQueriesWarp(p, {current.row + static_cast<int>(gridDim.x), first_head},
+                          first_query_head);
+      FinishQueriesWarp(p, item, first_query_head, s.q[0]);
+      copied_row = -1;
       FenceAsyncProxy();
       ArriveWarp(&s.q_full);
     }
@@ -579,15 +598,17 @@ __global__ void __launch_bounds__(kThreads, 1)
     FenceBarrierInit();
   }
   __syncthreads();
-  WaitForPreviousKernel();
-  AllowNextKernel();  // all blocks run at once
   // 192 + 160 + 2 * 80 = 4 * 128, what the block was launched with: more would wait for ever. With
   // these numbers the compiler spills nothing that is under way from memory.
   if (warp < 4) {
     IncreaseRegisters<192>();
+    WaitForPreviousKernel();
+    AllowNextKernel();  // all blocks run at once
     AttendLeft(params, lists, first_head, s);
   } else if (warp < 8) {
     IncreaseRegisters<160>();
+    WaitForPreviousKernel();
+    AllowNextKernel();
     AttendRight(params, lists, first_head, s);
   } else {
     DecreaseRegisters<80>();

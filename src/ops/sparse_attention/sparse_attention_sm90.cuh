@@ -90,10 +90,13 @@ __device__ inline void RotateQueries(const float* table, int first_head, uint8_t
   }
 }
 
-// Brings 8 heads of an item, from head `first_head` of the item on, to 8 panels: a warp's work.
-// They are copied as they are, then rotated and brought into the order of tiles where they lie.
-__device__ inline void BringQueriesWarp(const AttentionParams& p, const Item& item, int first_head,
-                                        uint8_t* panels) {
+// Heads of a warp that brings queries; all of them are copied as they are, then rotated and brought
+// into the order of tiles where they lie.
+inline constexpr int kQueryHeads = 8;
+
+// Starts to copy heads of an item, from head `first_head` of the item on, to 8 panels.
+__device__ inline void CopyQueriesWarp(const AttentionParams& p, const Item& item, int first_head,
+                                       uint8_t* panels) {
   const int lane = LaneId();
   const uint16_t* q = QueriesOf(p, item);
 #pragma unroll
@@ -107,6 +110,17 @@ __device__ inline void BringQueriesWarp(const AttentionParams& p, const Item& it
       CopyAsync16OrZero(target + panel * kPanelBytes, source + panel * 64, valid);
   }
   CommitCopies();
+}
+__device__ inline void PrefetchQueriesWarp(const AttentionParams& p, const Item& item,
+                                           int first_head) {
+  if (LaneId() == 0 && item.row < p.rows && item.first_head + first_head + kQueryHeads <= p.heads)
+    PrefetchL2(QueriesOf(p, item) + first_head * kDim, kQueryHeads * kDim * 2);
+}
+
+// Waits for what CopyQueriesWarp started and finishes it.
+__device__ inline void FinishQueriesWarp(const AttentionParams& p, const Item& item, int first_head,
+                                         uint8_t* panels) {
+  const int lane = LaneId();
   WaitCopies<0>();
   __syncwarp();
   if (p.rotate_q) {

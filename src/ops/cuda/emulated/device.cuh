@@ -187,6 +187,10 @@ inline void BulkCopy(void* shared, const void* global, uint32_t bytes, Barrier* 
   if (bytes == 0 || bytes % 16 != 0) emulated::KernelFailed("BulkCopy of %u bytes", bytes);
   emulated::StartBulkCopy(shared, global, bytes, barrier);
 }
+inline void PrefetchL2(const void* global, uint32_t bytes) {
+  emulated::CheckAligned(global, 16, "PrefetchL2");
+  if (bytes == 0 || bytes % 16 != 0) emulated::KernelFailed("PrefetchL2 of %u bytes", bytes);
+}
 inline void FenceAsyncProxy() {}
 
 // ---- Clusters -----------------------------------------------------------------------------------
