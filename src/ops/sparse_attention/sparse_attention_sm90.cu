@@ -7,24 +7,30 @@
 //   scores        (0): S = q K^T of a block of 64 keys, softmax, P to shared memory, and the left
 //                      half (channels 0 ... 255) of the numerator O += P V.
 //   values        (1): the right half of O.
-//   converters (2, 3): read records to registers half a block ahead and write their channels,
-//                      decoded to bf16, into one of two K tiles. K and V are the same tile: S reads
-//                      it K-major, O MN-major. They run ahead into the next row. The first brings
-//                      and rotates q, too.
+//   converters (2, 3): read records to registers a block ahead and write their channels, decoded to
+//                      bf16, into one of two K tiles. K and V are the same tile: S reads it
+//                      K-major, O MN-major. They run ahead into the next row, whose q they bring,
+//                      rotate and put into the order of tiles.
 // S of block b + 1 is issued before O of block b, so that the softmax of b + 1 runs while the
-// tensor cores work on O. A tile is filled and released by channel halves: the right one first,
-// which the values warpgroup releases while S still runs.
+// tensor cores work on O; S of a row's first block in the middle of the end of the row before. A
+// tile is filled and released by channel halves: the right one first, which the values warpgroup
+// releases while S still runs.
 //
-// A block of 64 keys keeps the tensor cores busy for about 2050 cycles and shared memory for 2200
-// (operands of wgmma 208 KB, decoded keys 64 KB); decoding takes 1050 of the ALUs. Between the last
-// use of a tile and the first use of its next content lies a conversion, hence two warpgroups for
-// it. Tried and lost: loads inside a branch on the record's format, with arithmetic on the loaded
-// scale: every load was waited for before the next one started (12 % of the ceiling).
+// Cycles per block of 64 keys, as planned: tensor cores 2050; shared memory 2240 (operands of wgmma
+// 208 KB, decoded keys 64 KB, P 8 KB); of the 4 schedulers' issue slots each, converters 950,
+// softmax and rescaling 600, the end of a row 200 (2000 per row of 640 keys); the chain of the
+// scores warpgroup 2400 (S with half of O in between 1500, softmax 650, messages and rescaling
+// 250). Between the last use of a tile and the first use of its next content lies a conversion,
+// hence two warpgroups for it. Tried and lost: loads inside a branch on the record's format, with
+// arithmetic on the loaded scale: every load was waited for before the next one started (12 % of
+// the ceiling); reading only half a block ahead, by lanes that decode half of what they read, and
+// exchanging results between lanes before they are stored (33 %: converters waited for memory, and
+// the end of a row took as long as three blocks).
 //
 // Order of additions (the same in every kernel for these shapes): scores over channels 256 ... 511,
-// then 0 ... 255, in steps of 16; of the denominator, each lane sums its four probabilities of a
-// step of 16 keys, the steps of a block and the blocks, and the four lanes of a row are added at
-// the end; numerators over keys in steps of 16, rescaled per block of 64.
+// then 0 ... 255, in steps of 16 in the order of tiles; of the denominator, each lane sums its four
+// probabilities of a step of 16 keys, the steps of a block and the blocks, and the four lanes of a
+// row are added at the end; numerators over keys in steps of 16, rescaled per block of 64.
 #include "ops/sparse_attention/sparse_attention_sm90.cuh"
 #include "warpgroup.cuh"
 
