@@ -430,6 +430,34 @@ TEST_F(DevicePrimitivesTest, MmaOfFragmentsFromLdmatrixIsAProduct) {
   EXPECT_EQ(transposed.Download(), expected);
 }
 
+// Writes four matrices back whose rows were read to fragments, to other places.
+__global__ void StoreFragments(const uint16_t* matrix, uint16_t* rows) {
+  uint16_t* shared = DynamicShared<uint16_t>();
+  const int lane = LaneId();
+  for (int i = lane; i < 16 * 16; i += 32) shared[i] = matrix[i];
+  __syncwarp();
+  uint32_t fragment[4];
+  LoadMatrix4(fragment, &shared[lane % 16 * 16 + lane / 16 * 8]);
+  // Row i of the left half goes to row i of 8 columns, that of the right half behind them.
+  StoreMatrix4(&shared[256 + lane * 8], fragment);
+  __syncwarp();
+  for (int i = lane; i < 16 * 16; i += 32) rows[i] = shared[256 + i];
+}
+
+TEST_F(DevicePrimitivesTest, FragmentsAreStoredWhereTheLanesSay) {
+  std::vector<uint16_t> matrix(16 * 16);
+  for (size_t i = 0; i < matrix.size(); ++i) matrix[i] = static_cast<uint16_t>(7 * i + 1);
+  const DeviceVector<uint16_t> input(matrix, stream());
+  const DeviceVector<uint16_t> rows(16 * 16, stream());
+  Run(StoreFragments, {.grid = {1}, .block = 32, .shared_bytes = 2 * 256 * 2}, input.data(),
+      rows.data());
+  std::vector<uint16_t> expected;
+  for (size_t half = 0; half < 2; ++half)
+    for (size_t row = 0; row < 16; ++row)
+      for (size_t i = 0; i < 8; ++i) expected.push_back(matrix[row * 16 + half * 8 + i]);
+  EXPECT_EQ(rows.Download(), expected);
+}
+
 __global__ void MultiplyE4M3(const uint8_t* a, const uint8_t* b, float* d) {
   const int g = LaneId() / 4;
   const int t = LaneId() % 4;

@@ -178,24 +178,6 @@ __device__ inline uint32_t E2M1PairBits(uint32_t codes, uint32_t shifted) {
   const uint32_t high = __byte_perm(shifted, codes, kSelector);
   return (high & 0x80008000u) | ((high >> 6) & 0x01c001c0u);
 }
-// Eight keys' channels from eight E4M3 codes, or from eight E2M1 codes, or from eight bf16 values.
-__device__ inline uint4 DecodeE4M3(uint32_t low, uint32_t high, uint32_t factor) {
-  return make_uint4(
-      MulBf16x2(E4M3PairBits<0>(low), factor), MulBf16x2(E4M3PairBits<1>(low), factor),
-      MulBf16x2(E4M3PairBits<0>(high), factor), MulBf16x2(E4M3PairBits<1>(high), factor));
-}
-__device__ inline uint4 DecodeE2M1(uint32_t codes, uint32_t factor) {
-  const uint32_t shifted = codes << 4;
-  return make_uint4(MulBf16x2(E2M1PairBits<0>(codes, shifted), factor),
-                    MulBf16x2(E2M1PairBits<1>(codes, shifted), factor),
-                    MulBf16x2(E2M1PairBits<2>(codes, shifted), factor),
-                    MulBf16x2(E2M1PairBits<3>(codes, shifted), factor));
-}
-__device__ inline uint4 DecodeBf16(uint4 x) {
-  return make_uint4(MulBf16x2(x.x, kTwoToMinus32), MulBf16x2(x.y, kTwoToMinus32),
-                    MulBf16x2(x.z, kTwoToMinus32), MulBf16x2(x.w, kTwoToMinus32));
-}
-
 // ---- The end of a row --------------------------------------------------------------------------
 
 // A rotated pair (back: by the conjugate), as ops/rope does.

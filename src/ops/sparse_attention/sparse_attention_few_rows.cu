@@ -76,14 +76,6 @@ struct RawSlice {
   bool window;
 };
 
-__device__ inline void Load16Bytes(const uint8_t* source, uint32_t* words) {
-  const uint4 x = __ldg(reinterpret_cast<const uint4*>(source));
-  words[0] = x.x;
-  words[1] = x.y;
-  words[2] = x.z;
-  words[3] = x.w;
-}
-
 template <bool kBf16>
 __device__ inline void LoadSlice(const uint8_t* reference, int slice, RawSlice<kBf16>& raw) {
   const auto bits = reinterpret_cast<uintptr_t>(reference);
@@ -107,27 +99,30 @@ __device__ inline void LoadSlice(const uint8_t* reference, int slice, RawSlice<k
   }
 }
 
-// Writes the channels to row `key` of the values.
+// Writes the channels to row `key` of the values: two groups of 32.
 template <bool kBf16>
 __device__ inline void StoreSlice(const RawSlice<kBf16>& raw, int slice, int key, uint8_t* values) {
   uint4* row = reinterpret_cast<uint4*>(values + key * 128);
-  const int swizzle = key & 7;
-  if constexpr (kBf16) {
 #pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      row[i ^ swizzle] = DecodeBf16(make_uint4(raw.words[4 * i], raw.words[4 * i + 1],
-                                               raw.words[4 * i + 2], raw.words[4 * i + 3]));
+  for (int i = 0; i < 2; ++i) {
+    RawGroup<kBf16> group = {};
+    constexpr int kWords = kBf16 ? 16 : 8;
+    if constexpr (kBf16) {
+#pragma unroll
+      for (int j = 0; j < kWords; ++j) group.words[j] = raw.words[kWords * i + j];
+    } else if (raw.window) {
+#pragma unroll
+      for (int j = 0; j < kWords; ++j) group.words[j] = raw.words[kWords * i + j];
+      group.scales = raw.scales >> (slice % 2 * 16 + 8 * i);
+    } else {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) group.words[j] = raw.words[4 * i + j];
+      group.scales = (raw.scales >> (16 * i)) & 0xffffu;
     }
-  } else if (raw.window) {
-    const uint32_t scales = raw.scales >> (slice % 2 * 16);
-    const uint32_t factors[2] = {Q8Factor(scales & 255u), Q8Factor(scales >> 8 & 255u)};
+    uint4 pieces[4];
+    DecodeGroup<kBf16>(group, raw.window, 0, pieces);
 #pragma unroll
-    for (int i = 0; i < 8; ++i)
-      row[i ^ swizzle] = DecodeE4M3(raw.words[2 * i], raw.words[2 * i + 1], factors[i / 4]);
-  } else {
-#pragma unroll
-    for (int i = 0; i < 8; ++i)
-      row[i ^ swizzle] = DecodeE2M1(raw.words[i], Q4EFactor((raw.scales >> (i / 2 * 8)) & 255u));
+    for (int j = 0; j < 4; ++j) row[(4 * i + j) ^ (key & 7)] = pieces[j];
   }
 }
 
@@ -174,34 +169,40 @@ __global__ void __launch_bounds__(kThreads, 1)
   }
   __syncthreads();
 
-  // K: a warp decodes half of the channels of two keys at a time; see ConvertKeys of the kernel for
-  // many rows about lanes and banks.
+  // K: a warp decodes a quarter of the channels of eight keys at a time, as for many rows.
   {
-    constexpr int kTasks = kOwnKeys / 8;
-    const int part = (lane & 3) | ((lane >> 3) << 2);
-    const int odd = (lane >> 2) & 1;
-    const RawOffsets<kBf16> offsets(warp % 2, part);
-    const auto own_key = [&](int i) { return (warp / 2 + 4 * i) * 2 + odd; };
-    RawChannels<kBf16> raw[kTasks];
+    constexpr int kTasks = kOwnKeys / 8 * 4 / (kThreads / 32);
+    const int lane_group = lane / 8;
+    const auto own_key = [&](int i) { return (warp * kTasks + i) / 4 * 8 + lane % 8; };
+    RawGroup<kBf16> raw[kTasks];
 #pragma unroll
     for (int i = 0; i < kTasks; ++i) {
-      if (own_steps > 0) LoadRaw<kBf16>(s.records[own_key(i)], offsets, raw[i]);
+      if (own_steps == 0) continue;
+      const uint8_t* reference = s.records[own_key(i)];
+      const int quarter = (warp * kTasks + i) % 4;
+      if constexpr (kBf16) {
+        ReadBf16Group(reference, 4 * quarter + lane_group, raw[i]);
+      } else {
+        GroupReader(reference, lane_group).Read(quarter, raw[i]);
+      }
     }
     // The reads of q and those of keys are under way together.
-    if (warp < 4) StartQueries<4>(p, item, s.scores.q[0]);
+    CopyQueriesWarp(p, item, warp * kQueryHeads, s.scores.q[0]);
+    FinishQueriesWarp(p, item, warp * kQueryHeads, s.scores.q[0]);
 #pragma unroll
     for (int i = 0; i < kTasks; ++i) {
       const int key = own_key(i);
       if (key >= own_steps * kStepKeys) continue;
-      uint8_t* panel = s.scores.keys[warp % 2 * 4 + part / 4];
-      const bool window = (reinterpret_cast<uintptr_t>(s.records[key]) & 1u) != 0;
-      uint4 low, high;
-      DecodeRaw<kBf16, KeyFormat::kMixed>(raw[i], (part & 1) != 0, window, low, high);
-      *reinterpret_cast<uint4*>(panel + PanelOffset(key, (part & 3) * 2)) = low;
-      *reinterpret_cast<uint4*>(panel + PanelOffset(key, (part & 3) * 2 + 1)) = high;
+      const int quarter = (warp * kTasks + i) % 4;
+      uint8_t* panel = s.scores.keys[2 * quarter + lane_group / 2];
+      uint4 pieces[4];
+      DecodeGroup<kBf16>(raw[i], IsWindowKey(s.records[key]), lane_group, pieces);
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        *reinterpret_cast<uint4*>(panel + PanelOffset(key, lane_group % 2 * 4 + j)) = pieces[j];
+      }
     }
   }
-  WaitCopies<0>();
   FenceAsyncProxy();
   __syncthreads();
 
@@ -297,10 +298,10 @@ __global__ void __launch_bounds__(kThreads, 1)
       for (int r = 0; r < 2; ++r) {
         const float maximum = s.after.block_maximum[(first_step + j) / 4][head + 8 * r];
         float* y = x + 2 * r;
-        y[0] = Exp2(y[0] * p.scale - maximum);
-        y[1] = Exp2(y[1] * p.scale - maximum);
-        y[4] = Exp2(y[4] * p.scale - maximum);
-        y[5] = Exp2(y[5] * p.scale - maximum);
+        y[0] = Exp2(fmaf(y[0], p.scale, -maximum));
+        y[1] = Exp2(fmaf(y[1], p.scale, -maximum));
+        y[4] = Exp2(fmaf(y[4], p.scale, -maximum));
+        y[5] = Exp2(fmaf(y[5], p.scale, -maximum));
         s.after.own_sum[j][head + 8 * r][lane % 4] = (y[0] + y[1]) + (y[4] + y[5]);
       }
       exchange[first_step + j].lanes[warp][lane] =
@@ -400,18 +401,22 @@ __global__ void __launch_bounds__(kThreads, 1)
   }
   // No block ends while others read its shared memory; nobody waits for the results.
   ClusterArrive();
+  const int first_channel = rank * kSliceDim + first_column;
+  const bool rotated = first_channel >= kDim - kRotated;
+  Angles angles;
+  if (rotated) angles = LoadAngles(p, item.row, first_column / 32);
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const int h = item.first_head + head + 8 * r;
     float x[8];
 #pragma unroll
-    for (int j = 0; j < 8; ++j) x[j] = out[j / 2][2 * r + j % 2] * normaliser[r];
-    const int first_channel = rank * kSliceDim + first_column;
-    if (num_keys > 0) {
-      StoreGroup(p, item.row, h, first_channel, x);
-    } else if (h < p.heads) {
-      *reinterpret_cast<uint4*>(p.out + item.row * p.out_stride + static_cast<int64_t>(h) * kDim +
-                                first_channel + lane % 4 * 8) = make_uint4(0u, 0u, 0u, 0u);
+    for (int j = 0; j < 8; ++j) x[j] = out[j / 2][2 * r + j % 2];
+    uint4 values = FinishGroup(x, normaliser[r], rotated ? &angles : nullptr, p.production);
+    if (num_keys == 0) values = make_uint4(0u, 0u, 0u, 0u);
+    if (h < p.heads) {
+      StoreVector(p.out + item.row * p.out_stride + static_cast<int64_t>(h) * kDim + first_channel +
+                      lane % 4 * 8,
+                  values);
     }
   }
   ClusterWait();

@@ -7,24 +7,30 @@
 //   scores        (0): S = q K^T of a block of 64 keys, softmax, P to shared memory, and the left
 //                      half (channels 0 ... 255) of the numerator O += P V.
 //   values        (1): the right half of O.
-//   converters (2, 3): read records to registers half a block ahead and write their channels,
-//                      decoded to bf16, into one of two K tiles. K and V are the same tile: S reads
-//                      it K-major, O MN-major. They run ahead into the next row. The first brings
-//                      and rotates q, too.
+//   converters (2, 3): read records to registers a block ahead and write their channels, decoded to
+//                      bf16, into one of two K tiles. K and V are the same tile: S reads it
+//                      K-major, O MN-major. They run ahead into the next row, whose q they bring,
+//                      rotate and put into the order of tiles.
 // S of block b + 1 is issued before O of block b, so that the softmax of b + 1 runs while the
-// tensor cores work on O. A tile is filled and released by channel halves: the right one first,
-// which the values warpgroup releases while S still runs.
+// tensor cores work on O; S of a row's first block in the middle of the end of the row before. A
+// tile is filled and released by channel halves: the right one first, which the values warpgroup
+// releases while S still runs.
 //
-// A block of 64 keys keeps the tensor cores busy for about 2050 cycles and shared memory for 2200
-// (operands of wgmma 208 KB, decoded keys 64 KB); decoding takes 1050 of the ALUs. Between the last
-// use of a tile and the first use of its next content lies a conversion, hence two warpgroups for
-// it. Tried and lost: loads inside a branch on the record's format, with arithmetic on the loaded
-// scale: every load was waited for before the next one started (12 % of the ceiling).
+// Cycles per block of 64 keys, as planned: tensor cores 2050; shared memory 2240 (operands of wgmma
+// 208 KB, decoded keys 64 KB, P 8 KB); of the 4 schedulers' issue slots each, converters 950,
+// softmax and rescaling 600, the end of a row 200 (2000 per row of 640 keys); the chain of the
+// scores warpgroup 2400 (S with half of O in between 1500, softmax 650, messages and rescaling
+// 250). Between the last use of a tile and the first use of its next content lies a conversion,
+// hence two warpgroups for it. Tried and lost: loads inside a branch on the record's format, with
+// arithmetic on the loaded scale: every load was waited for before the next one started (12 % of
+// the ceiling); reading only half a block ahead, by lanes that decode half of what they read, and
+// exchanging results between lanes before they are stored (33 %: converters waited for memory, and
+// the end of a row took as long as three blocks).
 //
 // Order of additions (the same in every kernel for these shapes): scores over channels 256 ... 511,
-// then 0 ... 255, in steps of 16; of the denominator, each lane sums its four probabilities of a
-// step of 16 keys, the steps of a block and the blocks, and the four lanes of a row are added at
-// the end; numerators over keys in steps of 16, rescaled per block of 64.
+// then 0 ... 255, in steps of 16 in the order of tiles; of the denominator, each lane sums its four
+// probabilities of a step of 16 keys, the steps of a block and the blocks, and the four lanes of a
+// row are added at the end; numerators over keys in steps of 16, rescaled per block of 64.
 #include "ops/sparse_attention/sparse_attention_sm90.cuh"
 #include "warpgroup.cuh"
 
@@ -34,6 +40,9 @@ namespace {
 
 constexpr int kThreads = 512;
 constexpr int kConverterWarps = 8;
+// Groups of 32 channels (of 8 of its half) that the scores warpgroup stores before it starts the
+// scores of the next row.
+constexpr int kGroupsBeforeScores = 4;
 
 struct alignas(1024) SharedMemory {
   uint8_t q[8][kPanelBytes];
@@ -41,8 +50,6 @@ struct alignas(1024) SharedMemory {
   uint8_t probabilities[2][kPanelBytes];  // heads x keys of a block
   float rescale[2][kHeads];               // of what was summed before this block
   float normaliser[2][kHeads];            // with the last block of a row
-  // Of this block's keys and the next one's, for each warp that converts keys.
-  const uint8_t* references[kConverterWarps][2][kBlockKeys / kConverterWarps];
   Barrier keys_full[2][2], keys_empty[2][2];
   Barrier probabilities_full[2], probabilities_empty[2];
   Barrier q_full, q_empty;
@@ -135,141 +142,124 @@ struct BlockCursor {
   }
 };
 
-// Warpgroups 2 and 3. A warp has 8 keys of each block, two at a time: lanes with bit 2 clear the
-// even one. So eight lanes of a 16-byte store write even pieces of an even row and of an odd one:
-// with the swizzle, all eight pieces of 128 bytes, no bank twice.
+// Warpgroups 2 and 3. A warp has 8 keys of each block; a lane has one of them, and of each quarter
+// of its channels a group of 32. The eight lanes that a 16-byte store writes at once have the same
+// piece of eight rows: with the swizzle, all eight pieces of 128 bytes, no bank twice.
+constexpr int kWarpKeys = kBlockKeys / kConverterWarps;
+static_assert(kWarpKeys == 8);
+
+// Half of the channels of a lane's key.
 template <bool kBf16>
-class KeyConverter {
- public:
-  static constexpr int kKeys = kBlockKeys / kConverterWarps;
-
-  __device__ KeyConverter(SharedMemory& s, int converter_warp)
-      : references_(s.references[converter_warp]),
-        part_((LaneId() & 3) | ((LaneId() >> 3) << 2)),
-        odd_((LaneId() >> 2) & 1),
-        first_key_(converter_warp * kKeys) {}
-
-  // Starts to bring the references of the block of keys `first` of the lists to slot 0 or 1.
-  __device__ void FetchReferences(const KeyLists& lists, int64_t first, int slot) {
-    const int lane = LaneId();
-    if (lane < kKeys / 2) {
-      CopyAsync16(&references_[slot][2 * lane], lists.records + first + first_key_ + 2 * lane);
-    }
-    CommitCopies();
-  }
-  // Reads a half of the channels of the first block.
-  __device__ void Start(int slot, int half) {
-    const RawOffsets<kBf16> offsets(half, part_);
-#pragma unroll
-    for (int i = 0; i < kSteps; ++i) LoadRaw<kBf16>(KeyOf(slot, i), offsets, raw_[i]);
-  }
-  // Decodes what was read, of the keys in `slot`, to a half of a tile, and reads a half of those in
-  // `next_slot`.
-  __device__ void Convert(uint8_t* tile, int slot, int next_slot, int next_half) {
-    const RawOffsets<kBf16> offsets(next_half, part_);
-    const uint8_t* reference = references_[slot][LaneId() % kKeys];
-    const uint32_t window =
-        __ballot_sync(0xffffffffu, (reinterpret_cast<uintptr_t>(reference) & 1u) != 0);
-    if (kBf16 || window == 0) {
-      Convert<KeyFormat::kQ4E>(tile, window, next_slot, offsets);
-    } else if (window == 0xffffffffu) {
-      Convert<KeyFormat::kQ8>(tile, window, next_slot, offsets);
-    } else {
-      Convert<KeyFormat::kMixed>(tile, window, next_slot, offsets);
-    }
-  }
-
- private:
-  static constexpr int kSteps = kKeys / 2;
-
-  __device__ const uint8_t* KeyOf(int slot, int step) const {
-    return references_[slot][2 * step + odd_];
-  }
-  template <KeyFormat kFormat>
-  __device__ void Convert(uint8_t* tile, uint32_t window, int next_slot,
-                          const RawOffsets<kBf16>& offsets) {
-    // Where the first of the 16 channels of step 0 goes.
-    const auto first_target = static_cast<uint32_t>(
-        part_ / 4 * kPanelBytes + PanelOffset(first_key_ + odd_, (part_ & 3) * 2));
-#pragma unroll
-    for (int i = 0; i < kSteps; ++i) {
-      uint4 low, high;
-      DecodeRaw<kBf16, kFormat>(raw_[i], (part_ & 1) != 0, (window >> (2 * i + odd_) & 1u) != 0,
-                                low, high);
-      LoadRaw<kBf16>(KeyOf(next_slot, i), offsets, raw_[i]);
-      // Two rows on: 256 bytes, and the swizzle's row by two.
-      const uint32_t target =
-          (first_target ^ static_cast<uint32_t>(2 * i << 4)) + static_cast<uint32_t>(256 * i);
-      *reinterpret_cast<uint4*>(tile + target) = low;
-      *reinterpret_cast<uint4*>(tile + (target ^ 16u)) = high;
-    }
-  }
-
-  const uint8_t* (*const references_)[kKeys];
-  const int part_;  // of 16 channels of a half
-  const int odd_;
-  const int first_key_;
-  RawChannels<kBf16> raw_[kSteps];
+struct RawHalf {
+  RawGroup<kBf16> groups[2];
 };
+
+template <bool kBf16>
+__device__ inline void ReadHalf(const uint8_t* reference, int lane_group, int half,
+                                RawHalf<kBf16>& raw) {
+  if constexpr (kBf16) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i)
+      ReadBf16Group(reference, 4 * (2 * half + i) + lane_group, raw.groups[i]);
+  } else {
+    const GroupReader reader(reference, lane_group);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) reader.Read(2 * half + i, raw.groups[i]);
+  }
+}
+
+// Writes it to a half of a tile, in which the first piece of the lane's first group is at `place`.
+template <bool kBf16>
+__device__ inline void WriteHalf(const RawHalf<kBf16>& raw, bool window, int lane_group,
+                                 uint8_t* tile, uint32_t place) {
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    uint4 pieces[4];
+    DecodeGroup<kBf16>(raw.groups[i], window, lane_group, pieces);
+#pragma unroll
+    for (uint32_t j = 0; j < 4; ++j)
+      *reinterpret_cast<uint4*>(tile + 2 * i * kPanelBytes + (place ^ (j << 4))) = pieces[j];
+  }
+}
 
 template <bool kBf16>
 __device__ void ConvertKeys(const AttentionParams& p, const KeyLists& lists, int first_head,
                             SharedMemory& s, int converter_warp) {
-  BlockCursor ahead;
-  ahead.Start(p, lists);
-  if (!ahead.Valid(p)) return;
-  KeyConverter<kBf16> converter(s, converter_warp);
-  int row;  // of the current block
-  bool begins_row;
-  int fetched = 0;  // the latest block of 64 references
-  const auto fetch = [&](int slot) {
+  const int key = converter_warp * kWarpKeys + LaneId() % 8;
+  const int first_query_head = converter_warp * kQueryHeads;
+  static_assert(kQueryHeads * kConverterWarps == kHeads);
+  // The queries are there before the lists of keys: the kernel that makes the lists has waited for
+  // the one before it when this one starts.
+  int copied_row = static_cast<int>(blockIdx.x);
+  CopyQueriesWarp(p, {copied_row, first_head}, first_query_head, s.q[0]);
+  WaitForPreviousKernel();
+  AllowNextKernel();
+  const int lane_group = LaneId() / 8;
+  const auto place =
+      static_cast<uint32_t>(lane_group / 2 * kPanelBytes + PanelOffset(key, lane_group % 2 * 4));
+  // A block of 64 keys and the lane's key in it.
+  struct Stage {
+    int row;
+    bool begins_row;
+    const uint8_t* reference;
+  };
+  BlockCursor cursor;
+  cursor.Start(p, lists);
+  if (!cursor.Valid(p)) {
+    WaitCopies<0>();
+    return;
+  }
+  int64_t latest = 0;  // block whose references were read last
+  const auto fetch = [&] {
     // Behind the last block, those of some block once more: they are read, but not used.
-    if (ahead.Valid(p))
-      fetched = ahead.row * (lists.stride / kBlockKeys) + ahead.begin / kBlockKeys;
-    converter.FetchReferences(lists, static_cast<int64_t>(fetched) * kBlockKeys, slot);
+    if (cursor.Valid(p))
+      latest = cursor.row * (lists.stride / kBlockKeys) + cursor.begin / kBlockKeys;
+    const Stage stage = {cursor.row, cursor.begin == 0, lists.records[latest * kBlockKeys + key]};
+    if (cursor.Valid(p)) cursor.Advance(p, lists);
+    return stage;
   };
-  // Goes on to a block and fetches the references of the one after it.
-  const auto advance = [&](int next_slot) {
-    row = ahead.row;
-    begins_row = ahead.begin == 0;
-    ahead.Advance(p, lists);
-    fetch(next_slot);
-  };
-  fetch(0);
-  WaitCopies<0>();
-  __syncwarp();
-  converter.Start(0, kRight);
-  advance(1);
-  const bool brings_queries = converter_warp < 4;
-  Ring<2> tiles;  // and slots of references
+  // The channels of a block are read one block ahead, its references two.
+  Stage current = fetch();
+  Stage next = fetch();
+  RawHalf<kBf16> raw[2];
+  if constexpr (!kBf16) {
+    ReadHalf<kBf16>(current.reference, lane_group, kRight, raw[kRight]);
+    ReadHalf<kBf16>(current.reference, lane_group, kLeft, raw[kLeft]);
+  }
+  Ring<2> tiles;
   uint32_t q_phase = 0;
-  while (row < p.rows) {
-    const bool first = brings_queries && begins_row;
-    if (first) {
+  while (current.row < p.rows) {
+    const Stage following = fetch();
+    if (current.begins_row) {
       BarrierWait(&s.q_empty, q_phase ^ 1u);
       q_phase ^= 1u;
-      StartQueries<2>(p, {row, first_head}, s.q[0]);
-      WaitCopies<1>();
-    } else {
-      WaitCopies<0>();
-    }
-    __syncwarp();
-#pragma unroll 1
-    for (int next_half = kLeft; next_half <= kRight; ++next_half) {
-      const int half = 1 - next_half;
-      BarrierWait(&s.keys_empty[tiles.slot][half], tiles.empty_phase());
-      converter.Convert(s.keys[tiles.slot][half], tiles.slot, tiles.slot ^ next_half, next_half);
-      FenceAsyncProxy();
-      ArriveWarp(&s.keys_full[tiles.slot][half]);
-    }
-    if (first) {
-      WaitCopies<0>();
+      const Item item = {current.row, first_head};
+      if (current.row != copied_row) {
+        WaitCopies<0>();  // of a row without keys
+        CopyQueriesWarp(p, item, first_query_head, s.q[0]);
+      }
+      PrefetchQueriesWarp(p, {current.row + static_cast<int>(gridDim.x), first_head},
+                          first_query_head);
+      FinishQueriesWarp(p, item, first_query_head, s.q[0]);
+      copied_row = -1;
       FenceAsyncProxy();
       ArriveWarp(&s.q_full);
     }
-    const int freed = tiles.slot;
+    const bool window = IsWindowKey(current.reference);
+#pragma unroll
+    for (int step = 0; step < 2; ++step) {
+      const int half = step == 0 ? kRight : kLeft;
+      // Records of bf16 do not fit in registers a block ahead.
+      if constexpr (kBf16) ReadHalf<kBf16>(current.reference, lane_group, half, raw[half]);
+      BarrierWait(&s.keys_empty[tiles.slot][half], tiles.empty_phase());
+      WriteHalf<kBf16>(raw[half], window, lane_group, s.keys[tiles.slot][half], place);
+      FenceAsyncProxy();
+      ArriveWarp(&s.keys_full[tiles.slot][half]);
+      if constexpr (!kBf16) ReadHalf<kBf16>(next.reference, lane_group, half, raw[half]);
+    }
     tiles.Advance();
-    advance(freed);
+    current = next;
+    next = following;
   }
 }
 
@@ -367,7 +357,7 @@ __device__ inline float2 Softmax(float (&scores)[32], int size, float scale, Sof
     for (int i = 0; i < 16; ++i) largest = fmaxf(largest, scores[i / 2 * 4 + 2 * r + i % 2]);
     largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 1));
     largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 2));
-    // Scaling is monotonic: this is the maximum of the scaled scores, of which none exceeds it.
+    // Scaling is monotonic: this is the maximum of the scaled scores.
     const float maximum = fmaxf(state.maximum[r], largest * scale);
     rescale[r] = Exp2(state.maximum[r] - maximum);
     state.maximum[r] = maximum;
@@ -375,10 +365,10 @@ __device__ inline float2 Softmax(float (&scores)[32], int size, float scale, Sof
 #pragma unroll
     for (int k = 0; k < 4; ++k) {
       float* x = scores + 8 * k + 2 * r;
-      x[0] = Exp2(x[0] * scale - maximum);
-      x[1] = Exp2(x[1] * scale - maximum);
-      x[4] = Exp2(x[4] * scale - maximum);
-      x[5] = Exp2(x[5] * scale - maximum);
+      x[0] = Exp2(fmaf(x[0], scale, -maximum));
+      x[1] = Exp2(fmaf(x[1], scale, -maximum));
+      x[4] = Exp2(fmaf(x[4], scale, -maximum));
+      x[5] = Exp2(fmaf(x[5], scale, -maximum));
       sum[k] = (x[0] + x[1]) + (x[4] + x[5]);
     }
     state.sum[r] = fmaf(state.sum[r], rescale[r], (sum[0] + sum[1]) + (sum[2] + sum[3]));
@@ -386,20 +376,27 @@ __device__ inline float2 Softmax(float (&scores)[32], int size, float scale, Sof
   return make_float2(rescale[0], rescale[1]);
 }
 
-// Normalises and stores one half of the channels of 64 heads.
-template <int kOutHalf>
-__device__ inline void StoreHalf(const AttentionParams& p, const Item& item, const Numerator& out,
-                                 const float (&normaliser)[2]) {
+// Finishes and stores groups [kFirst, kLast) of 8 of one half of the channels of 64 heads.
+template <int kOutHalf, int kFirst, int kLast>
+__device__ inline void StoreGroups(const AttentionParams& p, const Item& item, const Numerator& out,
+                                   const float (&normaliser)[2]) {
   const int first_head = item.first_head + (WarpId() & 3) * 16 + LaneId() / 4;
+  uint16_t* target = p.out + item.row * p.out_stride + static_cast<int64_t>(first_head) * kDim +
+                     kOutHalf * kHalf + LaneId() % 4 * 8;
 #pragma unroll
-  for (int group = 0; group < 8; ++group) {
+  for (int group = kFirst; group < kLast; ++group) {
+    constexpr int kFirstRotated = (kHalf - kRotated) / 32;
+    const bool rotated = kOutHalf == kRight && group >= kFirstRotated;
+    Angles angles;
+    if (rotated) angles = LoadAngles(p, item.row, group - kFirstRotated);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       float x[8];
 #pragma unroll
       for (int j = 0; j < 8; ++j)
-        x[j] = out[group / 4][(group % 4 * 4 + j / 2) * 4 + 2 * r + j % 2] * normaliser[r];
-      StoreGroup(p, item.row, first_head + 8 * r, kOutHalf * kHalf + group * 32, x);
+        x[j] = out[group / 4][(group % 4 * 4 + j / 2) * 4 + 2 * r + j % 2];
+      const uint4 values = FinishGroup(x, normaliser[r], rotated ? &angles : nullptr, p.production);
+      if (first_head + 8 * r < p.heads) StoreVector(target + 8 * r * kDim + group * 32, values);
     }
   }
 }
@@ -415,23 +412,65 @@ __device__ inline void StoreZeros(const AttentionParams& p, const Item& item) {
   }
 }
 
+// The rows of a thread block that have keys; those without are set to zero on the way.
+template <int kOutHalf>
+struct RowCursor {
+  int row;
+  int num_keys = 0;
+
+  __device__ void Start(const AttentionParams& p, const KeyLists& lists, int first_head) {
+    row = static_cast<int>(blockIdx.x);
+    Skip(p, lists, first_head);
+  }
+  __device__ void Advance(const AttentionParams& p, const KeyLists& lists, int first_head) {
+    row += static_cast<int>(gridDim.x);
+    Skip(p, lists, first_head);
+  }
+
+ private:
+  __device__ void Skip(const AttentionParams& p, const KeyLists& lists, int first_head) {
+    for (; row < p.rows; row += static_cast<int>(gridDim.x)) {
+      num_keys = lists.num_keys[row];
+      if (num_keys > 0) return;
+      StoreZeros<kOutHalf>(p, {row, first_head});
+    }
+  }
+};
+
 // Warpgroup 0.
 __device__ void AttendLeft(const AttentionParams& p, const KeyLists& lists, int first_head,
                            SharedMemory& s) {
   const int thread = static_cast<int>(threadIdx.x) % 128;
   const int lane = LaneId();
-  const int head = thread / 32 * 16 + lane / 4;
+  const int warp = thread / 32;
+  const int head = warp * 16 + lane / 4;
+  // Lane i addresses row i % 16 of the warp's heads and the first or second of two pieces.
+  const auto store_place = static_cast<uint32_t>(PanelOffset(warp * 16 + lane % 16, lane / 16));
+  RowCursor<kLeft> next_row;
+  next_row.Start(p, lists, first_head);
+  if (next_row.row >= p.rows) return;
   Ring<2> tiles, slots;
+  Ring<2> next;  // tile of the block whose scores come next
   uint32_t q_phase = 0;
   Numerator out;
   float scores[32];
-  for (int row = static_cast<int>(blockIdx.x); row < p.rows; row += static_cast<int>(gridDim.x)) {
-    const Item item = {row, first_head};
-    const int num_keys = lists.num_keys[row];
-    if (num_keys == 0) {
-      StoreZeros<kLeft>(p, item);
-      continue;
-    }
+  // Starts the scores of the first block of a row.
+  const auto begin_row = [&] {
+    BarrierWait(&s.q_full, q_phase);
+    q_phase ^= 1u;
+    IssueScores(s, next, scores);
+    next.Advance();
+  };
+  const auto wait_for_scores = [&] {
+    WarpgroupWait<0>();
+    WarpgroupFenceRegisters(scores);
+  };
+  begin_row();
+  wait_for_scores();
+  while (true) {
+    const Item item = {next_row.row, first_head};
+    const int num_keys = next_row.num_keys;
+    next_row.Advance(p, lists, first_head);
     SoftmaxState state = {{kFirstMaximum, kFirstMaximum}, {0.0f, 0.0f}};
     float normaliser[2] = {0.0f, 0.0f};
     // Softmax of the block whose scores are ready, and its message to the other warpgroup.
@@ -449,16 +488,13 @@ __device__ void AttendLeft(const AttentionParams& p, const KeyLists& lists, int 
         }
       }
       BarrierWait(&s.probabilities_empty[slots.slot], slots.empty_phase());
-      // Eight rows of a store are in eight pieces of 16 bytes, four lanes in one: no bank twice.
       uint8_t* target = s.probabilities[slots.slot];
-      const uint32_t offset = static_cast<uint32_t>(PanelOffset(head, 0) + lane % 4 * 4);
 #pragma unroll
-      for (int j = 0; j < 8; ++j) {
-        const uint32_t piece = offset ^ static_cast<uint32_t>(j << 4);
-        *reinterpret_cast<uint32_t*>(target + piece) =
-            FloatsToBf16x2(scores[4 * j], scores[4 * j + 1]);
-        *reinterpret_cast<uint32_t*>(target + piece + 8 * 128) =
-            FloatsToBf16x2(scores[4 * j + 2], scores[4 * j + 3]);
+      for (uint32_t j = 0; j < 4; ++j) {
+        const float* x = scores + 8 * j;
+        StoreMatrix4(target + (store_place ^ (j << 5)),
+                     {FloatsToBf16x2(x[0], x[1]), FloatsToBf16x2(x[2], x[3]),
+                      FloatsToBf16x2(x[4], x[5]), FloatsToBf16x2(x[6], x[7])});
       }
       if (lane % 4 == 0) {
         s.rescale[slots.slot][head] = rescale.x;
@@ -474,13 +510,6 @@ __device__ void AttendLeft(const AttentionParams& p, const KeyLists& lists, int 
       return rescale;
     };
 
-    BarrierWait(&s.q_full, q_phase);
-    q_phase ^= 1u;
-    Ring<2> next = tiles;  // of the block whose scores come next
-    IssueScores(s, next, scores);
-    next.Advance();
-    WarpgroupWait<0>();
-    WarpgroupFenceRegisters(scores);
     if (num_keys <= kBlockKeys) ArriveWarp(&s.q_empty);
     softmax(0);
     const auto release = [&] {
@@ -509,7 +538,16 @@ __device__ void AttendLeft(const AttentionParams& p, const KeyLists& lists, int 
     WarpgroupWait<0>();
     FenceNumerator(out);
     release();
-    StoreHalf<kLeft>(p, item, out, normaliser);
+    // By the middle of what is stored the next row's q is there; its first scores are computed
+    // behind the rest.
+    StoreGroups<kLeft, 0, kGroupsBeforeScores>(p, item, out, normaliser);
+    if (next_row.row >= p.rows) {
+      StoreGroups<kLeft, kGroupsBeforeScores, 8>(p, item, out, normaliser);
+      return;
+    }
+    begin_row();
+    StoreGroups<kLeft, kGroupsBeforeScores, 8>(p, item, out, normaliser);
+    wait_for_scores();
   }
 }
 
@@ -519,13 +557,10 @@ __device__ void AttendRight(const AttentionParams& p, const KeyLists& lists, int
   const int head = (WarpId() & 3) * 16 + LaneId() / 4;
   Ring<2> tiles;
   Numerator out;
-  for (int row = static_cast<int>(blockIdx.x); row < p.rows; row += static_cast<int>(gridDim.x)) {
-    const Item item = {row, first_head};
-    const int num_keys = lists.num_keys[row];
-    if (num_keys == 0) {
-      StoreZeros<kRight>(p, item);
-      continue;
-    }
+  RowCursor<kRight> rows;
+  for (rows.Start(p, lists, first_head); rows.row < p.rows; rows.Advance(p, lists, first_head)) {
+    const Item item = {rows.row, first_head};
+    const int num_keys = rows.num_keys;
     float normaliser[2] = {0.0f, 0.0f};
 #pragma unroll 1
     for (int begin = 0; begin < num_keys; begin += kBlockKeys) {
@@ -545,7 +580,7 @@ __device__ void AttendRight(const AttentionParams& p, const KeyLists& lists, int
       ArriveWarp(&s.probabilities_empty[tiles.slot]);
       tiles.Advance();
     }
-    StoreHalf<kRight>(p, item, out, normaliser);
+    StoreGroups<kRight, 0, 8>(p, item, out, normaliser);
   }
 }
 
@@ -564,23 +599,25 @@ __global__ void __launch_bounds__(kThreads, 1)
       BarrierInit(&s.probabilities_full[i], 4);
       BarrierInit(&s.probabilities_empty[i], 8);
     }
-    BarrierInit(&s.q_full, 4);
+    BarrierInit(&s.q_full, kConverterWarps);
     BarrierInit(&s.q_empty, 4);
     FenceBarrierInit();
   }
   __syncthreads();
-  WaitForPreviousKernel();
-  AllowNextKernel();  // all blocks run at once
-  // 200 + 160 + 2 * 72 = 504 of 4 * 128, what the block was launched with: more would wait for
-  // ever. With these numbers the compiler spills nothing that is under way from memory.
+  // 192 + 160 + 2 * 80 = 4 * 128, what the block was launched with: more would wait for ever. With
+  // these numbers the compiler spills nothing that is under way from memory.
   if (warp < 4) {
-    IncreaseRegisters<200>();
+    IncreaseRegisters<192>();
+    WaitForPreviousKernel();
+    AllowNextKernel();  // all blocks run at once
     AttendLeft(params, lists, first_head, s);
   } else if (warp < 8) {
     IncreaseRegisters<160>();
+    WaitForPreviousKernel();
+    AllowNextKernel();
     AttendRight(params, lists, first_head, s);
   } else {
-    DecreaseRegisters<72>();
+    DecreaseRegisters<80>();
     ConvertKeys<kBf16>(params, lists, first_head, s, warp - 8);
   }
 }

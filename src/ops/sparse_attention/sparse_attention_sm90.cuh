@@ -1,5 +1,11 @@
 // What the kernels of sparse attention for Hopper share: shapes, the layout of operands in shared
 // memory, the bringing of q, the decoding of keys and the storing of results.
+//
+// Channels are in an order of their own in shared memory. Of a group of 32, word t of 16-byte piece
+// j holds channels 8 t + j and 8 t + j + 4. So the eight E2M1 codes of a word of a record become
+// four words of keys by shifts and masks alone, and a lane of an accumulator, which has word t of
+// every piece, has eight channels that follow each other: a group is stored without an exchange
+// between lanes.
 #pragma once
 
 #include "ops/sparse_attention/sparse_attention_cuda.cuh"
@@ -43,58 +49,105 @@ __device__ inline int PanelOffset(int row, int piece) {
   return row * 128 + ((piece ^ (row & 7)) << 4);
 }
 
-// Starts to bring q of an item to 8 panels; 128 threads, which must wait for their copies. What is
-// rotated is written here, read by kReads (of 4) pieces at once.
-template <int kReads>
-__device__ inline void StartQueries(const AttentionParams& p, const Item& item, uint8_t* panels) {
-  const int thread = static_cast<int>(threadIdx.x) % 128;
-  const uint16_t* q = p.q + item.row * p.q_stride + static_cast<int64_t>(item.first_head) * kDim;
-  const int heads = min(kHeads, p.heads - item.first_head);
-  // A thread keeps its piece of a panel; 16 heads go at a time.
-  const int piece = thread % 8;
-  const int num_copied = p.rotate_q ? 7 : 8;
-#pragma unroll 1
-  for (int i = 0; i < 4; ++i) {
-    const int head = thread / 8 + 16 * i;
-    const bool valid = head < heads;
-    const uint16_t* source = q + (valid ? head * kDim : 0) + piece * 8;
-    uint8_t* target = panels + PanelOffset(head, piece);
-#pragma unroll
-    for (int panel = 0; panel < 8; ++panel) {
-      if (panel < num_copied)
-        CopyAsync16OrZero(target + panel * kPanelBytes, source + panel * 64, valid);
-    }
-  }
-  CommitCopies();
-  if (!p.rotate_q) return;
-  const auto* table =
-      reinterpret_cast<const float4*>(p.table + item.row * p.table_stride + piece * 8);
-  const float4 angle[2] = {__ldg(table), __ldg(table + 1)};
+// ---- Queries -----------------------------------------------------------------------------------
+
+// Eight channels in their own order (a word of two each) become words of four pieces, and a group's
+// 16 words the group's pieces.
+__device__ inline void PermuteWords(const uint4& x, uint32_t (&words)[4]) {
+  words[0] = __byte_perm(x.x, x.z, 0x5410);
+  words[1] = __byte_perm(x.x, x.z, 0x7632);
+  words[2] = __byte_perm(x.y, x.w, 0x5410);
+  words[3] = __byte_perm(x.y, x.w, 0x7632);
+}
+
+__device__ inline const uint16_t* QueriesOf(const AttentionParams& p, const Item& item) {
+  return p.q + item.row * p.q_stride + static_cast<int64_t>(item.first_head) * kDim;
+}
+
+// Rotates the last 64 channels of 8 heads where they lie, in their own order. A lane has two pieces
+// of one head.
+__device__ inline void RotateQueries(const float* table, int first_head, uint8_t* panels) {
+  const int head = first_head + LaneId() % 8;
   const auto rotate = [](uint32_t& pair, float cos, float sin) {
     float x0 = Bf16LowToFloat(pair);
     float x1 = Bf16HighToFloat(pair);
     RotatePair(x0, x1, cos, sin);
     pair = FloatsToBf16x2(x0, x1);
   };
-#pragma unroll kReads
-  for (int i = 0; i < 4; ++i) {
-    const int head = thread / 8 + 16 * i;
-    uint4 x = make_uint4(0u, 0u, 0u, 0u);
-    if (head < heads)
-      x = __ldg(reinterpret_cast<const uint4*>(q + head * kDim + kDim - kRotated + piece * 8));
-    rotate(x.x, angle[0].x, angle[0].y);
-    rotate(x.y, angle[0].z, angle[0].w);
-    rotate(x.z, angle[1].x, angle[1].y);
-    rotate(x.w, angle[1].z, angle[1].w);
-    *reinterpret_cast<uint4*>(panels + 7 * kPanelBytes + PanelOffset(head, piece)) = x;
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const int piece = LaneId() / 8 + 4 * i;
+    const auto* angles = reinterpret_cast<const float4*>(table + 8 * piece);
+    const float4 low = __ldg(angles);
+    const float4 high = __ldg(angles + 1);
+    auto* place = reinterpret_cast<uint4*>(panels + 7 * kPanelBytes + PanelOffset(head, piece));
+    uint4 x = *place;
+    rotate(x.x, low.x, low.y);
+    rotate(x.y, low.z, low.w);
+    rotate(x.z, high.x, high.y);
+    rotate(x.w, high.z, high.w);
+    *place = x;
+  }
+}
+
+// Heads of a warp that brings queries; all of them are copied as they are, then rotated and brought
+// into the order of tiles where they lie.
+inline constexpr int kQueryHeads = 8;
+
+// Starts to copy heads of an item, from head `first_head` of the item on, to 8 panels.
+__device__ inline void CopyQueriesWarp(const AttentionParams& p, const Item& item, int first_head,
+                                       uint8_t* panels) {
+  const int lane = LaneId();
+  const uint16_t* q = QueriesOf(p, item);
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const int head = first_head + 4 * i + lane / 8;
+    const bool valid = item.first_head + head < p.heads;
+    const uint16_t* source = q + (valid ? head * kDim : 0) + lane % 8 * 8;
+    uint8_t* target = panels + PanelOffset(head, lane % 8);
+#pragma unroll
+    for (int panel = 0; panel < 8; ++panel)
+      CopyAsync16OrZero(target + panel * kPanelBytes, source + panel * 64, valid);
+  }
+  CommitCopies();
+}
+__device__ inline void PrefetchQueriesWarp(const AttentionParams& p, const Item& item,
+                                           int first_head) {
+  if (LaneId() == 0 && item.row < p.rows && item.first_head + first_head + kQueryHeads <= p.heads)
+    PrefetchL2(QueriesOf(p, item) + first_head * kDim, kQueryHeads * kDim * 2);
+}
+
+// Waits for what CopyQueriesWarp started and finishes it.
+__device__ inline void FinishQueriesWarp(const AttentionParams& p, const Item& item, int first_head,
+                                         uint8_t* panels) {
+  const int lane = LaneId();
+  WaitCopies<0>();
+  __syncwarp();
+  if (p.rotate_q) {
+    RotateQueries(p.table + item.row * p.table_stride, first_head, panels);
+    __syncwarp();
+  }
+  const int head = first_head + lane % 8;
+#pragma unroll 1
+  for (int quarter = 0; quarter < 4; ++quarter) {
+    // The lane's group of 32 channels of a quarter of 128: half of a panel's row.
+    uint8_t* row = panels + (2 * quarter + lane / 16) * kPanelBytes;
+    const int first_piece = lane / 8 % 2 * 4;
+    uint32_t words[4][4];
+#pragma unroll
+    for (int t = 0; t < 4; ++t) {
+      const uint4 x = *reinterpret_cast<const uint4*>(row + PanelOffset(head, first_piece + t));
+      PermuteWords(x, words[t]);
+    }
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      *reinterpret_cast<uint4*>(row + PanelOffset(head, first_piece + j)) =
+          make_uint4(words[0][j], words[1][j], words[2][j], words[3][j]);
+    }
   }
 }
 
 // ---- Keys ------------------------------------------------------------------------------------
-
-// What the 16 channels of a lane are: codes of window records, codes of compressed entries, or,
-// with lanes of both, what bit 0 of a lane's reference says.
-enum class KeyFormat { kQ8, kQ4E, kMixed };
 
 // A key's reference is its record's address (records are 16-byte aligned), with bit 0 set for
 // window keys.
@@ -138,127 +191,193 @@ __device__ inline void KeyReferences(const AttentionParams& p, const RowKeys& ke
   }
 }
 
-// 16 channels of one key. They are read without branches, so that many reads are under way: both
-// formats read 16 bytes and a scale. Of an entry these are 32 codes, of which a lane uses half.
-template <bool kBf16>
-struct RawChannels {
-  uint32_t words[kBf16 ? 8 : 4];
-  uint32_t scale;  // byte of the group. Not with bf16.
-};
+// ---- Decoding ----------------------------------------------------------------------------------
 
-// Where the channels of one half and one `part` (of 16 channels each) lie in records.
-template <bool kBf16>
-struct RawOffsets {
-  int codes, scale;                // of entries
-  int window_codes, window_scale;  // what window records add, less bit 0 of their references
-
-  __device__ RawOffsets(int half, int part) {
-    if constexpr (kBf16) {
-      codes = half * (2 * kHalf) + part * 32;
-      window_codes = -1;
-      scale = 0;
-      window_scale = 0;
-    } else {
-      codes = half * (kHalf / 2) + part / 2 * 16;
-      scale = kDim / 2 + half * (kHalf / 16) + part;
-      window_codes = half * kHalf + part * 16 - codes - 1;
-      window_scale = kDim + half * (kHalf / 32) + part / 2 - scale - 1;
-    }
-  }
-};
-
-template <bool kBf16>
-__device__ inline void LoadRaw(const uint8_t* reference, const RawOffsets<kBf16>& offsets,
-                               RawChannels<kBf16>& raw) {
-  const int window = static_cast<int>(reinterpret_cast<uintptr_t>(reference) & 1u);
-  const auto* codes =
-      reinterpret_cast<const uint4*>(reference + (offsets.codes + window * offsets.window_codes));
-  const uint4 a = __ldg(codes);
-  raw.words[0] = a.x;
-  raw.words[1] = a.y;
-  raw.words[2] = a.z;
-  raw.words[3] = a.w;
-  if constexpr (kBf16) {
-    const uint4 b = __ldg(codes + 1);
-    raw.words[4] = b.x;
-    raw.words[5] = b.y;
-    raw.words[6] = b.z;
-    raw.words[7] = b.w;
-  } else {
-    raw.scale = __ldg(reference + (offsets.scale + window * offsets.window_scale));
-  }
+// Signs of `signs` and magnitudes of `magnitudes`, which are in place, times the factor.
+template <uint32_t kMagnitudes>
+__device__ inline uint32_t PlacedPair(uint32_t signs, uint32_t magnitudes, uint32_t factor) {
+  return MulBf16x2((signs & 0x80008000u) | (magnitudes & kMagnitudes), factor);
 }
 
-// `odd_part` and `window` are of the lane that loaded; the latter matters with kMixed.
-template <bool kBf16, KeyFormat kFormat>
-__device__ inline void DecodeRaw(const RawChannels<kBf16>& raw, bool odd_part, bool window,
-                                 uint4& low, uint4& high) {
-  if constexpr (kBf16) {
-    low = DecodeBf16(make_uint4(raw.words[0], raw.words[1], raw.words[2], raw.words[3]));
-    high = DecodeBf16(make_uint4(raw.words[4], raw.words[5], raw.words[6], raw.words[7]));
-  } else if (kFormat == KeyFormat::kQ8 || (kFormat == KeyFormat::kMixed && window)) {
-    const uint32_t factor = Q8Factor(raw.scale);
-    low = DecodeE4M3(raw.words[0], raw.words[1], factor);
-    high = DecodeE4M3(raw.words[2], raw.words[3], factor);
-  } else {
-    const uint32_t factor = Q4EFactor(raw.scale);
-    low = DecodeE2M1(odd_part ? raw.words[2] : raw.words[0], factor);
-    high = DecodeE2M1(odd_part ? raw.words[3] : raw.words[1], factor);
-  }
+// Eight channels, words for four pieces: of eight E2M1 codes or of eight E4M3 codes.
+__device__ inline void DecodeE2M1Words(uint32_t codes, uint32_t factor, uint32_t (&words)[4]) {
+  constexpr uint32_t kMagnitudes = 0x01c001c0u;
+  const uint32_t high = codes >> 8;
+  words[0] = PlacedPair<kMagnitudes>(codes << 12, codes << 6, factor);
+  words[1] = PlacedPair<kMagnitudes>(codes << 8, codes << 2, factor);
+  words[2] = PlacedPair<kMagnitudes>(codes << 4, high << 6, factor);
+  words[3] = PlacedPair<kMagnitudes>(codes, high << 2, factor);
+}
+__device__ inline void DecodeE4M3Words(uint32_t low, uint32_t high, uint32_t factor,
+                                       uint32_t (&words)[4]) {
+  constexpr uint32_t kMagnitudes = 0x07f007f0u;
+  const uint32_t first = __byte_perm(low, high, 0x5410);   // codes 0, 1, 4, 5
+  const uint32_t second = __byte_perm(low, high, 0x7632);  // 2, 3, 6, 7
+  words[0] = PlacedPair<kMagnitudes>(first << 8, first << 4, factor);
+  words[1] = PlacedPair<kMagnitudes>(first, first >> 4, factor);
+  words[2] = PlacedPair<kMagnitudes>(second << 8, second << 4, factor);
+  words[3] = PlacedPair<kMagnitudes>(second, second >> 4, factor);
 }
 
-// ---- Results ---------------------------------------------------------------------------------
+// A group of 32 channels of one key as it lies in memory: codes of an entry (the first four words)
+// or of a window record, and two bytes with the group's scales; or bf16.
+template <bool kBf16>
+struct RawGroup {
+  uint32_t words[kBf16 ? 16 : 8];
+  uint32_t scales;  // not with bf16
+};
 
-// Rounds and stores 32 channels of one head of a row; a quad of lanes, each with channels 2 t and
-// 2 t + 1 of four groups of 8, normalised. Rotates back if the channels are among the last 64.
-__device__ inline void StoreGroup(const AttentionParams& p, int row, int head, int first_channel,
-                                  float (&x)[8]) {
-  const int quad_lane = LaneId() % 4;
-  if (!p.production) {
-#pragma unroll
-    for (float& value : x) value = Bf16ToFloat(FloatToBf16(value));
+__device__ inline void Load16Bytes(const uint8_t* source, uint32_t* words) {
+  const uint4 x = __ldg(reinterpret_cast<const uint4*>(source));
+  words[0] = x.x;
+  words[1] = x.y;
+  words[2] = x.z;
+  words[3] = x.w;
+}
+
+__device__ inline bool IsWindowKey(const uint8_t* reference) {
+  return (reinterpret_cast<uintptr_t>(reference) & 1u) != 0;
+}
+
+// Where a lane reads of a record: group `lane_group` of each of the four quarters of 128 channels.
+struct GroupReader {
+  const uint8_t* codes;
+  const uint8_t* scales;
+  uint32_t code_step;  // from quarter to quarter
+  uint32_t scale_step;
+  bool window;
+
+  __device__ GroupReader(const uint8_t* reference, int lane_group) {
+    const auto bit = static_cast<uint32_t>(reinterpret_cast<uintptr_t>(reference) & 1u);
+    const auto group = static_cast<uint32_t>(lane_group);
+    window = bit != 0;
+    codes = reference + (group * 16 << bit) - bit;
+    code_step = 64u << bit;
+    // Two bytes with the scale of 32 channels or the scales of two times 16.
+    scales = reference + (window ? kDim + (group & 2u) - 1 : kDim / 2 + group * 2);
+    scale_step = 8u >> bit;
   }
-  if (first_channel >= kDim - kRotated) {
-    const float* table =
-        p.table + row * p.table_stride + first_channel - (kDim - kRotated) + 2 * quad_lane;
+  // Without branches on the format, so that one read does not wait for another; what only window
+  // records have is read under a predicate.
+  __device__ void Read(int quarter, RawGroup<false>& raw) const {
+    const auto q = static_cast<uint32_t>(quarter);
+    const uint8_t* source = codes + static_cast<uint64_t>(code_step) * q;
+    Load16Bytes(source, raw.words);
+    raw.scales =
+        __ldg(reinterpret_cast<const uint16_t*>(scales + static_cast<uint64_t>(scale_step) * q));
+    if (window) Load16Bytes(source + 16, raw.words + 4);
+  }
+};
+__device__ inline void ReadBf16Group(const uint8_t* reference, int group, RawGroup<true>& raw) {
+  const auto bit = static_cast<uint32_t>(reinterpret_cast<uintptr_t>(reference) & 1u);
 #pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      const float2 angle = __ldg(reinterpret_cast<const float2*>(table + 8 * j));
-      RotatePair(x[2 * j], x[2 * j + 1], angle.x, -angle.y);
+  for (int i = 0; i < 4; ++i) Load16Bytes(reference - bit + group * 64 + 16 * i, raw.words + 4 * i);
+}
+
+// The four pieces of the group, pieces[j] for place j.
+template <bool kBf16>
+__device__ inline void DecodeGroup(const RawGroup<kBf16>& raw, bool window, int group,
+                                   uint4 (&pieces)[4]) {
+  uint32_t words[4][4];
+  if constexpr (kBf16) {
+#pragma unroll
+    for (int t = 0; t < 4; ++t) {
+      PermuteWords(make_uint4(raw.words[4 * t], raw.words[4 * t + 1], raw.words[4 * t + 2],
+                              raw.words[4 * t + 3]),
+                   words[t]);
+#pragma unroll
+      for (uint32_t& word : words[t]) word = MulBf16x2(word, kTwoToMinus32);
+    }
+  } else if (window) {
+    const uint32_t factor = Q8Factor((raw.scales >> (group % 2 * 8)) & 255u);
+#pragma unroll
+    for (int t = 0; t < 4; ++t)
+      DecodeE4M3Words(raw.words[2 * t], raw.words[2 * t + 1], factor, words[t]);
+  } else {
+    const uint32_t factors[2] = {Q4EFactor(raw.scales & 255u), Q4EFactor(raw.scales >> 8)};
+#pragma unroll
+    for (int t = 0; t < 4; ++t) DecodeE2M1Words(raw.words[t], factors[t / 2], words[t]);
+  }
+#pragma unroll
+  for (int j = 0; j < 4; ++j)
+    pieces[j] = make_uint4(words[0][j], words[1][j], words[2][j], words[3][j]);
+}
+
+// ---- Results -----------------------------------------------------------------------------------
+
+// What a lane of a quad has of a group of 32 channels of one head: channels 8 t ... 8 t + 7, of
+// which x[2 j] is number j and x[2 j + 1] number j + 4.
+
+// The values times the normaliser on the Q8 grid, as bf16.
+__device__ inline uint4 QuantiseGroup(const float (&x)[8], float normaliser) {
+  // Multiplication is monotonic: this is the largest magnitude of the products.
+  float amax = fabsf(x[0]);
+#pragma unroll
+  for (int j = 1; j < 8; ++j) amax = fmaxf(amax, fabsf(x[j]));
+  amax = fmaxf(amax, __shfl_xor_sync(0xffffffffu, amax, 1));
+  amax = fmaxf(amax, __shfl_xor_sync(0xffffffffu, amax, 2));
+  const uint32_t byte = Q8Byte(amax * normaliser);
+  // A power of two more changes no rounding.
+  const float multiplier = normaliser * __uint_as_float((254u - byte) << 23);
+  const auto codes = [&](int first) {  // of numbers first, + 2, + 1, + 3
+    const int i = first == 0 ? 0 : 1;
+    const uint32_t even = FloatsToE4M3x2(x[i] * multiplier, x[i + 4] * multiplier);
+    const uint32_t odd = FloatsToE4M3x2(x[i + 2] * multiplier, x[i + 6] * multiplier);
+    return even | odd << 16;
+  };
+  const uint32_t low = codes(0);
+  const uint32_t high = codes(4);
+  constexpr uint32_t kMagnitudes = 0x07f007f0u;
+  constexpr uint32_t kLargestByte = 134;  // whose factor 2^(byte - 7) is a bf16 number
+  const uint32_t factor = ((byte + 120u) << 7) * 0x00010001u;
+  uint4 pairs = make_uint4(PlacedPair<kMagnitudes>(low << 8, low << 4, factor),
+                           PlacedPair<kMagnitudes>(low, low >> 4, factor),
+                           PlacedPair<kMagnitudes>(high << 8, high << 4, factor),
+                           PlacedPair<kMagnitudes>(high, high >> 4, factor));
+  // Code 127 comes from NaN only.
+  const uint32_t nan = ((low & 0x7f7f7f7fu) + 0x01010101u) | ((high & 0x7f7f7f7fu) + 0x01010101u);
+  if ((nan & 0x80808080u) != 0 || byte > kLargestByte) {
+    pairs = make_uint4(Q8Pair(x[0] * normaliser, x[2] * normaliser, byte),
+                       Q8Pair(x[4] * normaliser, x[6] * normaliser, byte),
+                       Q8Pair(x[1] * normaliser, x[3] * normaliser, byte),
+                       Q8Pair(x[5] * normaliser, x[7] * normaliser, byte));
+  }
+  return pairs;
+}
+
+// Cosines and sines of the lane's channels of a group.
+struct Angles {
+  float4 pairs[2];
+};
+// Of rotated group 0 or 1.
+__device__ inline Angles LoadAngles(const AttentionParams& p, int row, int rotated_group) {
+  const auto* table = reinterpret_cast<const float4*>(p.table + row * p.table_stride +
+                                                      rotated_group * 32 + LaneId() % 4 * 8);
+  return {{__ldg(table), __ldg(table + 1)}};
+}
+
+// Numerators become values: normalised, rotated back by `angles` unless null, rounded.
+__device__ inline uint4 FinishGroup(float (&x)[8], float normaliser, const Angles* angles,
+                                    bool production) {
+  if (production && angles == nullptr) return QuantiseGroup(x, normaliser);
+#pragma unroll
+  for (float& value : x) {
+    value *= normaliser;
+    if (!production) value = Bf16ToFloat(FloatToBf16(value));
+  }
+  if (angles != nullptr) {
+    // Channels 2 i and 2 i + 1 are numbers 4 i and 4 i + 2, from the fourth channel on one more.
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const float4& low = angles->pairs[0];
+      const float4& high = angles->pairs[1];
+      RotatePair(x[4 * i], x[4 * i + 2], i == 0 ? low.x : low.z, i == 0 ? -low.y : -low.w);
+      RotatePair(x[4 * i + 1], x[4 * i + 3], i == 0 ? high.x : high.z, i == 0 ? -high.y : -high.w);
     }
   }
-  uint32_t pairs[4];
-  if (p.production) {
-    float amax = fabsf(x[0]);
-#pragma unroll
-    for (int j = 1; j < 8; ++j) amax = fmaxf(amax, fabsf(x[j]));
-    amax = fmaxf(amax, __shfl_xor_sync(0xffffffffu, amax, 1));
-    amax = fmaxf(amax, __shfl_xor_sync(0xffffffffu, amax, 2));
-    const uint32_t byte = Q8Byte(amax);
-#pragma unroll
-    for (int j = 0; j < 4; ++j) pairs[j] = Q8Pair(x[2 * j], x[2 * j + 1], byte);
-  } else {
-#pragma unroll
-    for (int j = 0; j < 4; ++j) pairs[j] = FloatsToBf16x2(x[2 * j], x[2 * j + 1]);
-  }
-  // Lane t has pair t of each of four 16-byte pieces; transposed, it has piece t.
-#pragma unroll
-  for (int j = 0; j < 4; j += 2) {
-    const bool odd = (quad_lane & 1) != 0;
-    const uint32_t received = __shfl_xor_sync(0xffffffffu, odd ? pairs[j] : pairs[j + 1], 1);
-    (odd ? pairs[j] : pairs[j + 1]) = received;
-  }
-#pragma unroll
-  for (int j = 0; j < 2; ++j) {
-    const bool high = (quad_lane & 2) != 0;
-    const uint32_t received = __shfl_xor_sync(0xffffffffu, high ? pairs[j] : pairs[j + 2], 2);
-    (high ? pairs[j] : pairs[j + 2]) = received;
-  }
-  if (head < p.heads) {
-    uint16_t* target = p.out + row * p.out_stride + static_cast<int64_t>(head) * kDim +
-                       first_channel + quad_lane * 8;
-    *reinterpret_cast<uint4*>(target) = make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
-  }
+  if (production) return QuantiseGroup(x, 1.0f);
+  return make_uint4(FloatsToBf16x2(x[0], x[2]), FloatsToBf16x2(x[4], x[6]),
+                    FloatsToBf16x2(x[1], x[3]), FloatsToBf16x2(x[5], x[7]));
 }
 
 }  // namespace deepinfer::cuda::attention

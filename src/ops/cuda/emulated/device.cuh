@@ -196,6 +196,10 @@ inline void BulkCopy(void* shared, const void* global, uint32_t bytes, Barrier* 
   if (bytes == 0 || bytes % 16 != 0) emulated::KernelFailed("BulkCopy of %u bytes", bytes);
   emulated::StartBulkCopy(shared, global, bytes, barrier);
 }
+inline void PrefetchL2(const void* global, uint32_t bytes) {
+  emulated::CheckAligned(global, 16, "PrefetchL2");
+  if (bytes == 0 || bytes % 16 != 0) emulated::KernelFailed("PrefetchL2 of %u bytes", bytes);
+}
 inline void FenceAsyncProxy() {}
 
 // ---- Clusters -----------------------------------------------------------------------------------
@@ -237,6 +241,11 @@ inline void LoadMatrix4Transposed(uint32_t (&r)[4], const void* shared) {
   emulated::CheckAligned(shared, 16, "LoadMatrix4Transposed");
   emulated::WarpLoad load{r, shared};
   emulated::WarpCollective("LoadMatrix4Transposed", &load, &emulated::RunWarpLoadTransposed);
+}
+inline void StoreMatrix4(void* shared, const uint32_t (&r)[4]) {
+  emulated::CheckAligned(shared, 16, "StoreMatrix4");
+  emulated::WarpStore store{r, shared};
+  emulated::WarpCollective("StoreMatrix4", &store, &emulated::RunWarpStore);
 }
 inline void StoreMatrix4Transposed(void* shared, const uint32_t (&r)[4]) {
   emulated::CheckAligned(shared, 16, "StoreMatrix4Transposed");

@@ -251,6 +251,15 @@ void RunWarpLoadTransposed(void* const* lanes) {
     }
 }
 
+void RunWarpStore(void* const* lanes) {
+  for (int lane = 0; lane < 32; ++lane)
+    for (int i = 0; i < 4; ++i) {
+      void* row = static_cast<const WarpStore*>(lanes[8 * i + lane / 4])->row;
+      std::memcpy(static_cast<char*>(row) + lane % 4 * 4,
+                  &static_cast<const WarpStore*>(lanes[lane])->r[i], 4);
+    }
+}
+
 void RunWarpStoreTransposed(void* const* lanes) {
   for (int lane = 0; lane < 32; ++lane)
     for (int i = 0; i < 4; ++i) {

@@ -29,6 +29,7 @@ struct WarpStore {
   const uint32_t* r;
   void* row;
 };
+void RunWarpStore(void* const* lanes);
 void RunWarpStoreTransposed(void* const* lanes);
 
 // What a thread brings to d[64 x N] (+)= a * b of a warpgroup.

@@ -321,6 +321,10 @@ __device__ inline void BulkCopy(void* shared, const void* global, uint32_t bytes
       "l"(global), "r"(bytes), "r"(SharedAddress(barrier))
       : "memory");
 }
+// Starts to bring bytes (a multiple of 16, 16-byte aligned) to the second-level cache.
+__device__ inline void PrefetchL2(const void* global, uint32_t bytes) {
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(global), "r"(bytes) : "memory");
+}
 // Shared memory written by ordinary stores or CopyAsync16 is seen by wgmma and bulk copies after
 // this fence in each writing thread and a barrier.
 __device__ inline void FenceAsyncProxy() {
@@ -406,6 +410,12 @@ __device__ inline void LoadMatrix4Transposed(uint32_t (&r)[4], const void* share
 }
 // The way back: lane i gives the address of row i % 8 of matrix i / 8. Transposed: registers hold
 // columns of what is written, as for LoadMatrix4Transposed.
+__device__ inline void StoreMatrix4(void* shared, const uint32_t (&r)[4]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
+                   SharedAddress(shared)),
+               "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
+               : "memory");
+}
 __device__ inline void StoreMatrix4Transposed(void* shared, const uint32_t (&r)[4]) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
                    SharedAddress(shared)),
