@@ -179,13 +179,14 @@ struct ArrayValues {
   }
 };
 
-// The scores of some blocks of eight positions.
+// The scores of some blocks of eight positions. kListed: they lie by entry, positions count entries
+// of candidate blocks.
+template <bool kListed>
 struct GatheredValues {
   const float* scores;
   const int32_t* best_blocks;  // null: all
   const int32_t* candidates;   // null: positions are entries
   int candidate_block_size;
-  bool compact;  // scores lie by position
   int n;
 
   __device__ int Position(int i) const {
@@ -199,12 +200,14 @@ struct GatheredValues {
   }
   __device__ float4 Four(int i) const {
     const int position = Position(i);
-    if (candidates == nullptr || compact)
-      return *reinterpret_cast<const float4*>(scores + position);
-    float v[4];
+    if constexpr (kListed) {
+      float v[4];
 #pragma unroll
-    for (int j = 0; j < 4; ++j) v[j] = i + j < n ? scores[Entry(position + j)] : 0.0f;
-    return make_float4(v[0], v[1], v[2], v[3]);
+      for (int j = 0; j < 4; ++j) v[j] = i + j < n ? scores[Entry(position + j)] : 0.0f;
+      return make_float4(v[0], v[1], v[2], v[3]);
+    } else {
+      return *reinterpret_cast<const float4*>(scores + position);
+    }
   }
 };
 
@@ -219,6 +222,7 @@ __device__ inline void ForEachValue(const Values& values, const Use& use) {
   int i = 4 * static_cast<int>(threadIdx.x);
   float4 next = {};
   if (i < values.n) next = values.Four(i);
+#pragma unroll 1
   for (int first = 0; first < values.n; first += 4 * kThreads, i += 4 * kThreads) {
     const float4 v = next;
     if (i + 4 * kThreads < values.n) next = values.Four(i + 4 * kThreads);
@@ -226,6 +230,31 @@ __device__ inline void ForEachValue(const Values& values, const Use& use) {
     for (int j = 0; j < 4; ++j) use(i + j, Component(v, j));
   }
 }
+
+// What Decide() is called with: the values that a warp has kept, or, where lists were too small,
+// all.
+struct ListedCandidates {
+  const Candidate* list;
+  int count;
+
+  template <class Use>
+  __device__ void operator()(const Use& use) const {
+#pragma unroll 1
+    for (int i = LaneId(); i < count; i += 32) use(list[i].key, list[i].index);
+  }
+};
+
+template <class Values>
+struct AllValues {
+  Values values;
+
+  template <class Use>
+  __device__ void operator()(const Use& use) const {
+    ForEachValue(values, [&](int i, float value) {
+      if (i < values.n) use(OrderedKey(value), i);
+    });
+  }
+};
 
 // The range of keys that are still undecided, [low, low + range], of which `need` are chosen, as
 // are all above. kAllOf: all of the range.
@@ -251,6 +280,7 @@ __device__ inline Undecided FindBound(const Values& values, int k, const Selecti
   const int thread = static_cast<int>(threadIdx.x);
   const int lane = LaneId();
   const int n = values.n;
+#pragma unroll 1
   for (int i = thread; i < 2 * kBins; i += kThreads) scratch.histogram[0][i] = 0;
   for (int i = thread; i < CeilDiv(n, 32); i += kThreads) {
     memory.chosen_map[i] = 0;
@@ -263,6 +293,7 @@ __device__ inline Undecided FindBound(const Values& values, int k, const Selecti
   float largest[kThreadGroups];
 #pragma unroll
   for (int g = 0; g < kThreadGroups; ++g) largest[g] = -INFINITY;
+#pragma unroll 1
   for (int first = 0; first < n; first += kVectorsUnderWay * 4 * kThreads) {
     float4 vectors[kVectorsUnderWay] = {};
 #pragma unroll
@@ -346,9 +377,10 @@ __device__ inline int KeepCandidates(const Values& values, const Undecided& unde
 
 // 3. and 4.: for_each(use) calls use(key, index) for all values not below the bound; their second
 // histogram is there. Writes the chosen indices in ascending order to memory.chosen.
+// Not inlined: the usual way is one copy for all selections of the kernel.
 template <class ForEach>
-__device__ inline void Decide(int n, Undecided undecided, const ForEach& for_each,
-                              const SelectionMemory& memory) {
+__device__ __noinline__ void Decide(int n, Undecided undecided, ForEach for_each,
+                                    SelectionMemory memory) {
   SelectionScratch& scratch = *memory.scratch;
   const int thread = static_cast<int>(threadIdx.x);
   const int lane = LaneId();
@@ -367,6 +399,7 @@ __device__ inline void Decide(int n, Undecided undecided, const ForEach& for_eac
     }
     ranks = in_bin <= kMaxMembers;
     if (ranks || undecided.range == 0) break;
+#pragma unroll 1
     for (int i = thread; i < kBins; i += kThreads) scratch.histogram[1][i] = 0;
     __syncthreads();
     const int next_shift = undecided.Shift();
@@ -409,6 +442,7 @@ __device__ inline void Decide(int n, Undecided undecided, const ForEach& for_eac
   const int end = min(words, first + each);
   int chosen = 0;
   int equal = 0;
+#pragma unroll 1
   for (int w = first; w < end; ++w) {
     chosen += __popc(memory.chosen_map[w]);
     equal += __popc(memory.equal_map[w]);
@@ -422,6 +456,7 @@ __device__ inline void Decide(int n, Undecided undecided, const ForEach& for_eac
   __syncthreads();
   int chosen_before = inclusive_chosen - chosen + SumOfWarpsBefore(scratch.warp_sums, warp, lane);
   int equal_before = inclusive_equal - equal + SumOfWarpsBefore(scratch.warp_equal, warp, lane);
+#pragma unroll 1
   for (int w = first; w < end; ++w) {
     uint32_t bits = memory.chosen_map[w];
     uint32_t equal_bits = memory.equal_map[w];
@@ -449,22 +484,9 @@ __device__ inline void SelectBest(const Values& values, int k, const SelectionMe
   const int count = KeepCandidates(values, undecided, scratch);
   __syncthreads();
   if (scratch.overflow == 0) {
-    const Candidate* const list = scratch.list[WarpId()];
-    Decide(
-        values.n, undecided,
-        [&](const auto& use) {
-          for (int i = LaneId(); i < count; i += 32) use(list[i].key, list[i].index);
-        },
-        memory);
+    Decide(values.n, undecided, ListedCandidates{scratch.list[WarpId()], count}, memory);
   } else {
-    Decide(
-        values.n, undecided,
-        [&](const auto& use) {
-          ForEachValue(values, [&](int i, float value) {
-            if (i < values.n) use(OrderedKey(value), i);
-          });
-        },
-        memory);
+    Decide(values.n, undecided, AllValues<Values>{values}, memory);
   }
 }
 
@@ -512,36 +534,21 @@ __device__ inline void SelectCandidates(const IndexerProblem& problem, int row, 
   for (int i = thread; i < wanted; i += kThreads) out[i] = memory.chosen[i];
 }
 
-__device__ inline void SelectEntries(const IndexerProblem& problem, int row, int n_vis,
-                                     const SelectionMemory& memory) {
+// `n` of the row's positions are visible.
+template <bool kListed>
+__device__ __noinline__ void SelectPositions(const IndexerProblem& problem, int row, int n,
+                                             SelectionMemory memory) {
   const int thread = static_cast<int>(threadIdx.x);
   const int64_t wave_row = row - problem.row_begin;
   int32_t* out = problem.selected + row * problem.selected_stride;
-  const int32_t* candidates = problem.candidates == nullptr
-                                  ? nullptr
-                                  : problem.candidates + row * problem.candidates_stride;
-  // Positions to choose from.
-  int n = n_vis;
-  if (candidates != nullptr) {
-    int visible = 0;
-    for (int i = thread; i < problem.num_candidates; i += kThreads) {
-      const int block = candidates[i];
-      if (block >= 0) {
-        visible +=
-            min(max(n_vis - block * problem.candidate_block_size, 0), problem.candidate_block_size);
-      }
-    }
-    n = BlockSum(visible, *memory.scratch);
-  }
   const int topk = problem.topk;
   const int score_blocks = CeilDiv(n, kScoreBlock);
   const bool all_blocks = score_blocks <= topk;
-  GatheredValues gathered = {problem.scores + wave_row * problem.score_stride,
-                             all_blocks ? nullptr : memory.best_blocks,
-                             candidates,
-                             problem.candidate_block_size,
-                             problem.compact,
-                             n};
+  GatheredValues<kListed> gathered = {
+      problem.scores + wave_row * problem.score_stride, all_blocks ? nullptr : memory.best_blocks,
+      problem.candidates == nullptr ? nullptr
+                                    : problem.candidates + row * problem.candidates_stride,
+      problem.candidate_block_size, n};
   for (int i = thread; i < topk; i += kThreads) {
     if (n <= topk || i >= n) out[i] = i < n ? gathered.Entry(i) : -1;
   }
@@ -562,6 +569,29 @@ __device__ inline void SelectEntries(const IndexerProblem& problem, int row, int
   SelectBest(gathered, topk, memory);
   for (int i = thread; i < topk; i += kThreads)
     out[i] = gathered.Entry(gathered.Position(memory.chosen[i]));
+}
+
+__device__ inline void SelectEntries(const IndexerProblem& problem, int row, int n_vis,
+                                     const SelectionMemory& memory) {
+  if (problem.candidates == nullptr) {
+    SelectPositions<false>(problem, row, n_vis, memory);
+    return;
+  }
+  const int32_t* candidates = problem.candidates + row * problem.candidates_stride;
+  int visible = 0;
+  for (int i = static_cast<int>(threadIdx.x); i < problem.num_candidates; i += kThreads) {
+    const int block = candidates[i];
+    if (block >= 0) {
+      visible +=
+          min(max(n_vis - block * problem.candidate_block_size, 0), problem.candidate_block_size);
+    }
+  }
+  const int n = BlockSum(visible, *memory.scratch);
+  if (problem.compact) {
+    SelectPositions<false>(problem, row, n, memory);
+  } else {
+    SelectPositions<true>(problem, row, n, memory);
+  }
 }
 
 __global__ void __launch_bounds__(kThreads, 2)
