@@ -427,10 +427,8 @@ Status Model::MixtureOfExperts(int64_t layer, Step& step, Stream& stream) const 
   ScratchScope scratch(stream);
 
   DI_RETURN_IF_ERROR(Enter(StepPart::kRouter, step, stream));
-  const TensorView logits = scratch.Tensor(DType::kF32, {rows, experts});
-  DI_RETURN_IF_ERROR(Linear({.x = step.x, .weight = &w.gate, .y = logits}, stream));
   const TensorView weights = scratch.Tensor(DType::kF32, {rows, k});
-  const RouterSelectArgs select{.logits = logits,
+  const RouterSelectArgs select{.logits = {},
                                 .bias = w.gate_bias,
                                 .gate_temp = config_.gate_temp,
                                 .scale = config_.routed_scaling_factor,
@@ -443,7 +441,8 @@ Status Model::MixtureOfExperts(int64_t layer, Step& step, Stream& stream) const 
                                 .grouped_weight = scratch.Tensor(DType::kF32, {rows * k}),
                                 .group_offsets = scratch.Tensor(DType::kI32, {experts + 1}),
                                 .slot_position = scratch.Tensor(DType::kI32, {rows, k})};
-  DI_RETURN_IF_ERROR(RouteExperts(select, group, stream));
+  DI_RETURN_IF_ERROR(
+      Route({.x = step.x, .weight = &w.gate, .select = select, .group = group}, stream));
 
   ExpertRows here{.x = step.x_grid,
                   .row_index = group.row_index,

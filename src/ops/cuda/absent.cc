@@ -103,6 +103,9 @@ Status Rope(const RopeArgs&, Stream&) {
 Status SparseAttention(const SparseAttentionArgs&, Stream&) {
   return Absent();
 }
+Status Route(const RouteArgs&, Stream&) {
+  return Absent();
+}
 Status RouteExperts(const RouterSelectArgs&, const GroupByExpertArgs&, Stream&) {
   return Absent();
 }

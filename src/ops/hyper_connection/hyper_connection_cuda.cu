@@ -41,97 +41,20 @@
 // registers and keeps two of the three parts of fn there: 184 KB of shared memory take 1,440 cycles
 // to read. The rows are the narrow operand of the matrix instruction, which gives the same bits in
 // 5 instead of 9 instructions per step.
-#include <algorithm>
-#include <cmath>
-
-#include "device.cuh"
-#include "ops/hyper_connection/hyper_connection_impl.h"
-#include "ops/quantize/group_quantize.cuh"
+#include "ops/hyper_connection/hyper_connection_cuda.cuh"
 
 namespace deepinfer::cuda {
+namespace hc {
 namespace {
 
 constexpr int kTileRows = 16;
 constexpr int kFewRows = 8;
-constexpr int kClusterRows = 64;  // more rows take two launches without clusters
-constexpr int kLaneChannels = 8;
-constexpr int kUnitChannels = 32;
-constexpr int kMaxRanks = 16;
-constexpr int kMaxUnitsPerBlock = 10;  // what shared memory holds of fn
+constexpr int kClusterRows = 64;  // more rows have a kernel of their own
 constexpr int kMaxThreads = 32 * (kMaxUnitsPerBlock + 1);
-constexpr int kStreams = static_cast<int>(kHcStreams);
-constexpr int kOutputs = static_cast<int>(kHcCoefficients);
-constexpr int kOutputTiles = kOutputs / 8;
-constexpr int kParts = 3;               // bf16 parts of an fp32 weight
-constexpr int kRowSums = kOutputs + 2;  // the products, squares of the streams, squares of x
-constexpr int kStreamSquares = kOutputs;
-constexpr int kCollapsedSquares = kOutputs + 1;
-constexpr int kFinishRows = 32;  // whose coefficients a block of the second launch computes
-constexpr int kMaxFinishThreads = kMaxRanks * kMaxUnitsPerBlock * kUnitChannels / kLaneChannels;
-// Coefficients of a row in shared memory: post, comb and pre, as float4. 28 words between rows keep
-// eight rows apart in the banks.
-constexpr int kCoefficientPieces = 6;
-constexpr int kCoefficientStride = 28;
 
-// How the channels of a row are spread; depends on the width only.
-struct Partition {
-  int units;
-  int ranks_log2;
-  int ranks;  // blocks of a cluster
-  int units_per_block;
-};
-
-Partition PartitionOf(int64_t hidden) {
-  Partition partition = {static_cast<int>(hidden / kUnitChannels), 0, 1, 0};
-  while (2 * partition.ranks <= std::min(kMaxRanks, partition.units)) {
-    ++partition.ranks_log2;
-    partition.ranks *= 2;
-  }
-  partition.units_per_block = (partition.units + partition.ranks - 1) / partition.ranks;
-  return partition;
+__host__ __device__ inline int Tiles(const Params& params) {
+  return (params.rows + kTileRows - 1) / kTileRows;
 }
-
-struct Params {
-  int rows;
-  int hidden;
-  Partition partition;
-  int tiles;
-  uint16_t* streams;
-  int64_t streams_stride;
-  const int* row_index;  // null: rows in order
-  // Expand.
-  const uint16_t* x;
-  int64_t x_stride;
-  const float* post;
-  int64_t post_stride;
-  const float* comb;
-  int64_t comb_stride;
-  // Mix.
-  const float* fn;
-  int64_t fn_stride;
-  const float* base;
-  const float* scale;
-  float* new_pre;
-  int64_t new_pre_stride;
-  float* new_post;
-  int64_t new_post_stride;
-  float* new_comb;
-  int64_t new_comb_stride;
-  int sinkhorn_iterations;
-  float eps;
-  float mix_norm_eps;
-  // Collapse.
-  const float* pre;
-  int64_t pre_stride;
-  const uint16_t* weight;
-  uint16_t* y;
-  int64_t y_stride;
-  uint16_t* y_grid;  // may be null
-  int64_t y_grid_stride;
-  float norm_eps;
-  // Many rows: [rank][row][kRowSums].
-  float* row_sums;
-};
 
 // The parts of a block's shared memory.
 struct Shared {
@@ -183,270 +106,6 @@ __device__ inline Shared SharedLayout(const Partition& partition) {
   return shared;
 }
 
-// ---- Expand and collapse of eight channels
-// ---------------------------------------------------------
-
-struct ExpandCoefficients {
-  float post[kStreams];
-  float comb[kStreams][kStreams];
-};
-
-__device__ inline void Unpack4(float (&out)[4], const float4& v) {
-  out[0] = v.x;
-  out[1] = v.y;
-  out[2] = v.z;
-  out[3] = v.w;
-}
-
-// Two channels of the new streams in place of the old.
-__device__ inline void ExpandPair(const ExpandCoefficients& c, uint32_t x,
-                                  uint32_t (&streams)[kStreams]) {
-  const float x_low = Bf16LowToFloat(x);
-  const float x_high = Bf16HighToFloat(x);
-  float low[kStreams];
-  float high[kStreams];
-#pragma unroll
-  for (int j = 0; j < kStreams; ++j) {
-    low[j] = c.post[j] * x_low;
-    high[j] = c.post[j] * x_high;
-  }
-#pragma unroll
-  for (int i = 0; i < kStreams; ++i) {
-    const float h_low = Bf16LowToFloat(streams[i]);
-    const float h_high = Bf16HighToFloat(streams[i]);
-#pragma unroll
-    for (int j = 0; j < kStreams; ++j) {
-      low[j] = fmaf(c.comb[i][j], h_low, low[j]);
-      high[j] = fmaf(c.comb[i][j], h_high, high[j]);
-    }
-  }
-#pragma unroll
-  for (int j = 0; j < kStreams; ++j) streams[j] = FloatsToBf16x2(low[j], high[j]);
-}
-
-// A lane's channels of a row: x and the streams, as words of two.
-struct LaneRow {
-  uint4 x;
-  uint4 streams[kStreams];
-};
-
-__device__ inline uint32_t& Word(uint4& v, int i) {
-  return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w;
-}
-
-template <bool kExpand>
-__device__ inline void LoadRow(const Params& p, int row, int channel, LaneRow& out) {
-  if (row >= p.rows) {
-    out = {};
-    return;
-  }
-  const int64_t source = p.row_index == nullptr ? row : p.row_index[row];
-  const uint16_t* streams = p.streams + source * p.streams_stride + channel;
-  if constexpr (kExpand) out.x = *reinterpret_cast<const uint4*>(p.x + row * p.x_stride + channel);
-#pragma unroll
-  for (int s = 0; s < kStreams; ++s)
-    out.streams[s] = *reinterpret_cast<const uint4*>(streams + static_cast<int64_t>(s) * p.hidden);
-}
-
-__device__ inline void StoreStreams(const Params& p, int64_t row, int channel,
-                                    const LaneRow& values) {
-  uint16_t* streams = p.streams + row * p.streams_stride + channel;
-#pragma unroll
-  for (int s = 0; s < kStreams; ++s)
-    StoreVector(streams + static_cast<int64_t>(s) * p.hidden, values.streams[s]);
-}
-
-// ---- fn
-// --------------------------------------------------------------------------------------------
-
-// Two weights as words of two bf16 parts: w = hi + mid + lo exactly (mantissa bits 24 to 17, 16 to
-// 9, 8 to 1; parts below the smallest subnormal are lost).
-__device__ inline void SplitPair(float low, float high, uint32_t (&parts)[kParts]) {
-#pragma unroll
-  for (int part = 0; part < kParts; ++part) {
-    const uint32_t low_bits = __float_as_uint(low);
-    const uint32_t high_bits = __float_as_uint(high);
-    parts[part] = __byte_perm(low_bits, high_bits, 0x7632);
-    low -= __uint_as_float(low_bits & 0xffff0000u);
-    high -= __uint_as_float(high_bits & 0xffff0000u);
-  }
-}
-
-// Loads and splits a unit's weights. Lane 4 g + t has, for output 8 j + g, channels 8 t to 8 t + 7
-// of the unit, as the streams' lanes do. `keep(stream, part, j, words)` gets them.
-template <class Keep>
-__device__ inline void PrepareFragments(const Params& p, int channel, int lane, const Keep& keep) {
-  const float* fn = p.fn + (lane / 4) * p.fn_stride + channel;
-#pragma unroll
-  for (int s = 0; s < kStreams; ++s) {
-    float4 weights[kOutputTiles][2];
-#pragma unroll
-    for (int j = 0; j < kOutputTiles; ++j) {
-      const auto* source = reinterpret_cast<const float4*>(fn + 8 * j * p.fn_stride +
-                                                           static_cast<int64_t>(s) * p.hidden);
-      weights[j][0] = __ldg(source);
-      weights[j][1] = __ldg(source + 1);
-    }
-#pragma unroll
-    for (int j = 0; j < kOutputTiles; ++j) {
-      uint32_t words[4][kParts];
-      SplitPair(weights[j][0].x, weights[j][0].y, words[0]);
-      SplitPair(weights[j][0].z, weights[j][0].w, words[1]);
-      SplitPair(weights[j][1].x, weights[j][1].y, words[2]);
-      SplitPair(weights[j][1].z, weights[j][1].w, words[3]);
-#pragma unroll
-      for (int part = 0; part < kParts; ++part) {
-        keep(s, part, j,
-             make_uint4(words[0][part], words[1][part], words[2][part], words[3][part]));
-      }
-    }
-  }
-}
-
-// ---- Coefficients
-// ----------------------------------------------------------------------------------
-
-__device__ inline float Sigmoid(float x) {
-  return 1.0f / (1.0f + expf(-x));
-}
-
-// c[i] / sum for all i, within 1 ulp: the correction of the reciprocal runs beside the
-// multiplication, which keeps it out of the chain of dependent instructions.
-__device__ inline void DivideAll(float (&c)[4], float sum) {
-  const float reciprocal = Reciprocal(sum);
-  const float error = fmaf(-sum, reciprocal, 1.0f);
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const float quotient = c[i] * reciprocal;
-    c[i] = fmaf(quotient, error, quotient);
-  }
-}
-
-__device__ inline float Sum4(float a, float b, float c, float d) {
-  return (a + b) + (c + d);
-}
-
-__device__ inline void NormaliseColumns(float (&c)[4][4], float eps) {
-#pragma unroll
-  for (int j = 0; j < 4; ++j) {
-    float column[4] = {c[0][j], c[1][j], c[2][j], c[3][j]};
-    DivideAll(column, Sum4(column[0], column[1], column[2], column[3]) + eps);
-#pragma unroll
-    for (int i = 0; i < 4; ++i) c[i][j] = column[i];
-  }
-}
-
-// From the exponentials of comb to comb.
-__device__ inline void Sinkhorn(float (&c)[4][4], int iterations, float eps) {
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    DivideAll(c[i], Sum4(c[i][0], c[i][1], c[i][2], c[i][3]));
-#pragma unroll
-    for (int j = 0; j < 4; ++j) c[i][j] += eps;
-  }
-  NormaliseColumns(c, eps);
-  for (int iteration = 1; iteration < iterations; ++iteration) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) DivideAll(c[i], Sum4(c[i][0], c[i][1], c[i][2], c[i][3]) + eps);
-    NormaliseColumns(c, eps);
-  }
-}
-
-// What the sums of products are multiplied by.
-__device__ inline float MixScale(const Params& p, float stream_squares) {
-  const float mean = stream_squares / static_cast<float>(4 * p.hidden);
-  return 1.0f / sqrtf(mean + p.mix_norm_eps);
-}
-
-// HcCoefficients of one row by a warp. Lane k < 24 brings sum k, lane 24 the sum of squares.
-__device__ inline void WriteCoefficients(const Params& p, int64_t row, float sum, float base,
-                                         float scale) {
-  constexpr unsigned kAll = 0xffffffffu;
-  const int lane = LaneId();
-  const float r = MixScale(p, __shfl_sync(kAll, sum, kStreamSquares));
-  const float value = sum * r * scale + base;
-  if (lane < 4) p.new_pre[row * p.new_pre_stride + lane] = Sigmoid(value) + p.eps;
-  if (lane >= 4 && lane < 8) p.new_post[row * p.new_post_stride + lane - 4] = 2.0f * Sigmoid(value);
-  // Softmax of the rows of comb: lanes 8 + 4 i + j.
-  float largest = fmaxf(value, __shfl_xor_sync(kAll, value, 1));
-  largest = fmaxf(largest, __shfl_xor_sync(kAll, largest, 2));
-  const float exponential = expf(value - largest);
-  float c[4][4];
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-#pragma unroll
-    for (int j = 0; j < 4; ++j) c[i][j] = __shfl_sync(kAll, exponential, 8 + 4 * i + j);
-  }
-  Sinkhorn(c, p.sinkhorn_iterations, p.eps);
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    if (lane == i) {
-      *reinterpret_cast<float4*>(p.new_comb + row * p.new_comb_stride + 4 * i) =
-          make_float4(c[i][0], c[i][1], c[i][2], c[i][3]);
-    }
-  }
-}
-
-// The same of one row by a thread, from 24 sums and the sum of squares.
-__device__ inline void WriteCoefficientsOfThread(const Params& p, int64_t row, const float* sums) {
-  const float r = MixScale(p, sums[kStreamSquares]);
-  const auto value = [&](int k) {
-    return sums[k] * r * __ldg(p.scale + (k < 4 ? 0 : k < 8 ? 1 : 2)) + __ldg(p.base + k);
-  };
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    p.new_pre[row * p.new_pre_stride + i] = Sigmoid(value(i)) + p.eps;
-    p.new_post[row * p.new_post_stride + i] = 2.0f * Sigmoid(value(4 + i));
-  }
-  float c[4][4];
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-#pragma unroll
-    for (int j = 0; j < 4; ++j) c[i][j] = value(8 + 4 * i + j);
-    const float largest = fmaxf(fmaxf(c[i][0], c[i][1]), fmaxf(c[i][2], c[i][3]));
-#pragma unroll
-    for (int j = 0; j < 4; ++j) c[i][j] = expf(c[i][j] - largest);
-  }
-  Sinkhorn(c, p.sinkhorn_iterations, p.eps);
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    *reinterpret_cast<float4*>(p.new_comb + row * p.new_comb_stride + 4 * i) =
-        make_float4(c[i][0], c[i][1], c[i][2], c[i][3]);
-  }
-}
-
-// ---- Norm
-// ------------------------------------------------------------------------------------------
-
-__device__ inline float NormScale(const Params& p, float squares) {
-  return 1.0f / sqrtf(squares / static_cast<float>(p.hidden) + p.norm_eps);
-}
-
-// y and its copy on the Q8 grid of a lane's channels. Four lanes with consecutive channels take
-// part; `valid` is the same for them.
-__device__ inline void NormaliseChannels(const Params& p, int64_t row, int channel, bool valid,
-                                         float r, uint4 collapsed, uint4 weight) {
-  float values[kLaneChannels];
-  uint4 y;
-#pragma unroll
-  for (int w = 0; w < 4; ++w) {
-    const uint32_t x = Word(collapsed, w);
-    const uint32_t pair =
-        FloatsToBf16x2(Bf16LowToFloat(Word(weight, w)) * (Bf16LowToFloat(x) * r),
-                       Bf16HighToFloat(Word(weight, w)) * (Bf16HighToFloat(x) * r));
-    Word(y, w) = pair;
-    values[2 * w] = Bf16LowToFloat(pair);
-    values[2 * w + 1] = Bf16HighToFloat(pair);
-  }
-  if (valid) StoreVector(p.y + row * p.y_stride + channel, y);
-  if (p.y_grid == nullptr) return;
-  const Q8Scale scale(LaneGroupMax<4>(Amax(values)));
-  uint4 grid;
-#pragma unroll
-  for (int w = 0; w < 4; ++w) Word(grid, w) = Q8Grid(values[2 * w], values[2 * w + 1], scale);
-  if (valid) StoreVector(p.y_grid + row * p.y_grid_stride + channel, grid);
-}
-
 // ---- The kernel
 // ------------------------------------------------------------------------------------
 
@@ -492,52 +151,18 @@ class Block {
     RunTiles(is_unit_warp, has_unit, held, weight, base, scale);
   }
 
-  // The first launch for many rows: everything up to the block's partial sums.
-  __device__ void RunSlice() {
-    const bool is_unit_warp = warp_ < p_.partition.units_per_block;
-    const bool has_unit = is_unit_warp && unit_ < p_.partition.units;
-    Held held;  // empty
-    if (has_unit) PrepareWeights(held);
-    WaitForPreviousKernel();
-    const int step = static_cast<int>(gridDim.x) >> p_.partition.ranks_log2;
-    const int first = static_cast<int>(blockIdx.x) >> p_.partition.ranks_log2;
-    LaneRow next[kHalves] = {};
-    float4 coefficients[3];
-    if (has_unit) {
-      LoadTile(first, next);
-    } else if (!is_unit_warp) {
-      LoadCoefficients(first, coefficients);
-      StoreCoefficients(0, coefficients);
-    }
-    __syncthreads();
-    int buffer = 0;
-    for (int tile = first; tile < p_.tiles; tile += step, buffer ^= 1) {
-      const bool next_exists = tile + step < p_.tiles;
-      if (has_unit) {
-        LaneRow current[kHalves];
-#pragma unroll
-        for (int half = 0; half < kHalves; ++half) current[half] = next[half];
-        if (next_exists) LoadTile(tile + step, next);
-        uint4 collapsed[kHalves] = {};
-        Process<true>(tile, buffer, held, current, collapsed);
-      } else if (!is_unit_warp && next_exists) {
-        LoadCoefficients(tile + step, coefficients);
-        StoreCoefficients(buffer ^ 1, coefficients);
-      }
-      __syncthreads();  // both buffers: the one before is read before the barrier of this tile
-      StoreRowSums(tile, buffer);
-    }
-  }
-
  private:
   __device__ void PrepareWeights(Held& held) const {
-    PrepareFragments(p_, channel_, lane_, [&](int s, int part, int j, const uint4& words) {
-      if (part < kHeldParts) {
-        held[s][part][j] = words;
-      } else {
-        *Fragment(s, part, j) = words;
-      }
-    });
+#pragma unroll
+    for (int s = 0; s < kStreams; ++s) {
+      PrepareFragments(p_, s, channel_, lane_, [&](int part, int j, const uint4& words) {
+        if (part < kHeldParts) {
+          held[s][part][j] = words;
+        } else {
+          *Fragment(s, part, j) = words;
+        }
+      });
+    }
   }
 
   // Tiles one after another; rarely more than one.
@@ -545,7 +170,7 @@ class Block {
                            float base, float scale) {
     const int step = static_cast<int>(gridDim.x) >> p_.partition.ranks_log2;
     const int first = kFew ? 0 : static_cast<int>(blockIdx.x) >> p_.partition.ranks_log2;
-    const int tiles = kFew ? 1 : p_.tiles;
+    const int tiles = kFew ? 1 : Tiles(p_);
     int buffer = 0;
     for (int tile = first; tile < tiles; tile += kFew ? 1 : step, buffer ^= 1) {
       LaneRow rows[kHalves] = {};
@@ -558,7 +183,7 @@ class Block {
       }
       __syncthreads();
       uint4 collapsed[kHalves] = {};
-      if (has_unit) Process<false>(tile, buffer, held, rows, collapsed);
+      if (has_unit) Process(tile, buffer, held, rows, collapsed);
       // Later tiles find their buffer free: its readers have arrived at the tile in between.
       if (tile == first) ClusterWait();
       __syncthreads();
@@ -615,13 +240,10 @@ class Block {
     }
   }
 
-  // Expand, collapse, products and squares of the warp's unit. kStore: streams and collapsed rows
-  // go to memory in between.
-  template <bool kStore>
+  // Expand, collapse, products and squares of the warp's unit.
   __device__ void Process(int tile, int buffer, const Held& held, LaneRow (&rows)[kHalves],
                           uint4 (&collapsed)[kHalves]) const {
-    float stream_squares[kHalves] = {};
-    float collapsed_squares[kHalves] = {};
+    LaneSquares squares[kHalves];
 #pragma unroll
     for (int half = 0; half < kHalves; ++half) {
       if (tile * kTileRows + 8 * half >= p_.rows) continue;  // the same for the whole block
@@ -635,49 +257,8 @@ class Block {
         for (int i = 0; i < kStreams; ++i) Unpack4(expand.comb[i], c[1 + i]);
       }
       if constexpr (kCollapse) Unpack4(pre, c[kCoefficientPieces - 1]);
-#pragma unroll
-      for (int w = 0; w < 4; ++w) {
-        uint32_t words[kStreams];
-#pragma unroll
-        for (int s = 0; s < kStreams; ++s) words[s] = Word(rows[half].streams[s], w);
-        if constexpr (kExpand) {
-          ExpandPair(expand, Word(rows[half].x, w), words);
-#pragma unroll
-          for (int s = 0; s < kStreams; ++s) Word(rows[half].streams[s], w) = words[s];
-        }
-        float low_sum = 0.0f;
-        float high_sum = 0.0f;
-#pragma unroll
-        for (int s = 0; s < kStreams; ++s) {
-          const float low = Bf16LowToFloat(words[s]);
-          const float high = Bf16HighToFloat(words[s]);
-          if constexpr (kMix) {
-            stream_squares[half] = fmaf(low, low, stream_squares[half]);
-            stream_squares[half] = fmaf(high, high, stream_squares[half]);
-          }
-          if constexpr (kCollapse) {
-            low_sum = s == 0 ? pre[0] * low : fmaf(pre[s], low, low_sum);
-            high_sum = s == 0 ? pre[0] * high : fmaf(pre[s], high, high_sum);
-          }
-        }
-        if constexpr (kCollapse) {
-          const uint32_t pair = FloatsToBf16x2(low_sum, high_sum);
-          Word(collapsed[half], w) = pair;
-          const float low = Bf16LowToFloat(pair);
-          const float high = Bf16HighToFloat(pair);
-          collapsed_squares[half] = fmaf(low, low, collapsed_squares[half]);
-          collapsed_squares[half] = fmaf(high, high, collapsed_squares[half]);
-        }
-      }
-    }
-
-    if constexpr (kStore) {
-      if constexpr (kExpand) StoreTile(tile, rows);
-#pragma unroll
-      for (int half = 0; half < kHalves; ++half) {
-        const int row = tile * kTileRows + group_ + 8 * half;
-        if (row < p_.rows) StoreVector(p_.y + row * p_.y_stride + channel_, collapsed[half]);
-      }
+      ExpandAndCollapse<kExpand, kMix, kCollapse>(expand, pre, rows[half], collapsed[half],
+                                                  squares[half]);
     }
 
     float* partial = Partial(buffer, warp_);
@@ -687,11 +268,11 @@ class Block {
     for (int half = 0; half < kHalves; ++half) {
       float* row = partial + (group_ + 8 * half) * kRowSums;
       if constexpr (kMix) {
-        const float sum = QuadSum(stream_squares[half]);
+        const float sum = QuadSum(squares[half].streams);
         if (quad_ == 0) row[kStreamSquares] = sum;
       }
       if constexpr (kCollapse) {
-        const float sum = QuadSum(collapsed_squares[half]);
+        const float sum = QuadSum(squares[half].collapsed);
         if (quad_ == 0) row[kCollapsedSquares] = sum;
       }
     }
@@ -772,27 +353,22 @@ class Block {
     return *Fragment(s, part, j);
   }
 
-  // The block's sum of a partial sum, units in ascending order.
+  // The block's sum of a partial sum: units in ascending order in each half, then the halves.
   __device__ float AddUnits(int buffer, int index) const {
     const int units = min(p_.partition.units_per_block,
                           p_.partition.units - rank_ * p_.partition.units_per_block);
-    float sum = 0.0f;
+    const int half_units = p_.partition.HalfUnits();
+    float sums[2] = {};
 #pragma unroll
     for (int unit = 0; unit < kMaxUnitsPerBlock; ++unit) {
-      if (unit < units) sum += Partial(buffer, unit)[index];
+      if (unit >= units) continue;
+      if (unit < half_units) {
+        sums[0] += Partial(buffer, unit)[index];
+      } else {
+        sums[1] += Partial(buffer, unit)[index];
+      }
     }
-    return sum;
-  }
-
-  // The block's sums of a tile to scratch memory.
-  __device__ void StoreRowSums(int tile, int buffer) const {
-    float* const target =
-        p_.row_sums +
-        (static_cast<int64_t>(rank_) * p_.rows + static_cast<int64_t>(tile) * kTileRows) * kRowSums;
-    const int num_sums = min(kTileRows, p_.rows - tile * kTileRows) * kRowSums;
-    for (int index = static_cast<int>(threadIdx.x); index < num_sums;
-         index += static_cast<int>(blockDim.x))
-      target[index] = AddUnits(buffer, index);
+    return sums[0] + sums[1];
   }
 
   // Adds the partial sums of the block's units and stores them where they are needed.
@@ -861,10 +437,6 @@ class Block {
     return shared_.sums + ((buffer * RowsPerRank(p_.partition) + row) * p_.partition.ranks + rank) *
                               (kOutputs + 1);
   }
-  __device__ static float QuadSum(float x) {
-    x += __shfl_xor_sync(0xffffffffu, x, 1);
-    return x + __shfl_xor_sync(0xffffffffu, x, 2);
-  }
 
   const Params& p_;
   const Shared shared_;
@@ -883,57 +455,6 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
     BoundaryKernel(const __grid_constant__ Params params) {
   AllowNextKernel();
   Block<Variant{kExpand, kMix, kCollapse, kFew}>(params, ClusterRank()).Run();
-}
-
-// Many rows, first launch. Blocks of a row are neighbours.
-template <bool kExpand>
-__global__ void __launch_bounds__(kMaxThreads, 1)
-    SliceKernel(const __grid_constant__ Params params) {
-  AllowNextKernel();
-  const auto ranks = static_cast<uint32_t>(params.partition.ranks);
-  Block<Variant{kExpand, true, true, false}>(params, blockIdx.x & (ranks - 1)).RunSlice();
-}
-
-// Many rows, second launch: first the blocks for coefficients, which take longest, then a block per
-// row for the norm, a thread per eight channels.
-__global__ void __launch_bounds__(kMaxFinishThreads, 2)
-    FinishKernel(const __grid_constant__ Params params) {
-  AllowNextKernel();
-  const int thread = static_cast<int>(threadIdx.x);
-  const int ranks = params.partition.ranks;
-  const int64_t rank_stride = static_cast<int64_t>(params.rows) * kRowSums;
-  const int mix_blocks = (params.rows + kFinishRows - 1) / kFinishRows;
-  const int block = static_cast<int>(blockIdx.x);
-  if (block < mix_blocks) {
-    WaitForPreviousKernel();
-    __shared__ float sums[kFinishRows][kRowSums + 1];  // odd: rows in different banks
-    const int first_row = block * kFinishRows;
-    const int rows = min(kFinishRows, params.rows - first_row);
-    const float* source = params.row_sums + static_cast<int64_t>(first_row) * kRowSums;
-    for (int index = thread; index < rows * kRowSums; index += static_cast<int>(blockDim.x)) {
-      float sum = 0.0f;
-#pragma unroll 16
-      for (int r = 0; r < ranks; ++r) sum += source[r * rank_stride + index];
-      sums[index / kRowSums][index % kRowSums] = sum;
-    }
-    __syncthreads();
-    if (thread < rows) WriteCoefficientsOfThread(params, first_row + thread, sums[thread]);
-    return;
-  }
-  const int64_t row = block - mix_blocks;
-  const int channel = thread * kLaneChannels;
-  const bool valid = channel < params.hidden;  // four lanes of a group of 32 agree
-  uint4 weight = {};
-  uint4 collapsed = {};
-  if (valid) weight = __ldg(reinterpret_cast<const uint4*>(params.weight + channel));
-  WaitForPreviousKernel();
-  if (valid)
-    collapsed = *reinterpret_cast<const uint4*>(params.y + row * params.y_stride + channel);
-  const float* source = params.row_sums + row * kRowSums + kCollapsedSquares;
-  float sum = 0.0f;
-#pragma unroll 16
-  for (int r = 0; r < ranks; ++r) sum += source[r * rank_stride];
-  NormaliseChannels(params, row, channel, valid, NormScale(params, sum), collapsed, weight);
 }
 
 // One thread per eight channels of a row.
@@ -999,7 +520,6 @@ Status SetStreams(const TensorView& streams, int64_t rows, Params& params) {
   params.rows = static_cast<int>(rows);
   params.hidden = static_cast<int>(hidden);
   params.partition = PartitionOf(hidden);
-  params.tiles = (params.rows + kTileRows - 1) / kTileRows;
   params.streams = Data<uint16_t>(streams);
   params.streams_stride = streams.row_stride();
   return {};
@@ -1065,7 +585,7 @@ Status LaunchVariant(const char* name, const Params& params, Stream& stream) {
   config.cluster = params.partition.ranks;
   config.overlap_previous = true;
   int clusters = 1;
-  if (params.tiles > 1) {
+  if (Tiles(params) > 1) {
     struct Answer {
       int device = -1;
       int hidden = 0;
@@ -1076,30 +596,10 @@ Status LaunchVariant(const char* name, const Params& params, Stream& stream) {
       DI_ASSIGN_OR_RETURN(const int active, MaxActiveClusters(name, kernel, config));
       answer = {stream.device().index, params.hidden, active};
     }
-    clusters = std::min(params.tiles, answer.clusters);
+    clusters = std::min(Tiles(params), answer.clusters);
   }
   config.grid.x = static_cast<uint32_t>(clusters * params.partition.ranks);
   return Launch(name, kernel, config, stream, params);
-}
-
-template <bool kExpand>
-Status LaunchManyRows(const char* name, Params params, Stream& stream) {
-  const Partition& partition = params.partition;
-  ScratchScope scratch(stream);
-  params.row_sums = scratch.Allocate<float>(int64_t{partition.ranks} * params.rows * kRowSums);
-  LaunchConfig slices;
-  slices.block = 32 * (partition.units_per_block + 1);
-  slices.shared_bytes = SharedBytes<Variant{kExpand, true, true, false}>(partition);
-  slices.overlap_previous = true;
-  const int groups = std::clamp(stream.sm_count() / partition.ranks, 1, params.tiles);
-  slices.grid.x = static_cast<uint32_t>(groups * partition.ranks);
-  DI_RETURN_IF_ERROR(Launch(name, &SliceKernel<kExpand>, slices, stream, params));
-  LaunchConfig finish;
-  finish.block = (params.hidden / kLaneChannels + 31) / 32 * 32;
-  finish.grid.x =
-      static_cast<uint32_t>(params.rows + (params.rows + kFinishRows - 1) / kFinishRows);
-  finish.overlap_previous = true;
-  return Launch(name, &FinishKernel, finish, stream, params);
 }
 
 template <bool kExpand, bool kMix, bool kCollapse>
@@ -1116,42 +616,44 @@ Status LaunchBoundary(const char* name, const Params& params, Stream& stream) {
 }
 
 }  // namespace
+}  // namespace hc
 
 Status HcMix(const HcMixArgs& args, Stream& stream) {
-  Params params = {};
-  DI_RETURN_IF_ERROR(SetStreams(args.streams, args.streams.rows(), params));
-  DI_RETURN_IF_ERROR(SetMix(args, params));
-  return LaunchBoundary<false, true, false>("HcMix", params, stream);
+  hc::Params params = {};
+  DI_RETURN_IF_ERROR(hc::SetStreams(args.streams, args.streams.rows(), params));
+  DI_RETURN_IF_ERROR(hc::SetMix(args, params));
+  return hc::LaunchBoundary<false, true, false>("HcMix", params, stream);
 }
 
 Status HcCollapseNorm(const HcCollapseNormArgs& args, Stream& stream) {
-  Params params = {};
-  DI_RETURN_IF_ERROR(SetStreams(args.streams, args.y.rows(), params));
-  DI_RETURN_IF_ERROR(SetCollapse(args, params));
-  return LaunchBoundary<false, false, true>("HcCollapseNorm", params, stream);
+  hc::Params params = {};
+  DI_RETURN_IF_ERROR(hc::SetStreams(args.streams, args.y.rows(), params));
+  DI_RETURN_IF_ERROR(hc::SetCollapse(args, params));
+  return hc::LaunchBoundary<false, false, true>("HcCollapseNorm", params, stream);
 }
 
 Status HcExpand(const HcExpandArgs& args, Stream& stream) {
-  Params params = {};
-  DI_RETURN_IF_ERROR(SetStreams(args.streams, args.streams.rows(), params));
-  DI_RETURN_IF_ERROR(SetExpand(args, params));
-  const int64_t threads = int64_t{params.rows} * (params.hidden / kLaneChannels);
+  hc::Params params = {};
+  DI_RETURN_IF_ERROR(hc::SetStreams(args.streams, args.streams.rows(), params));
+  DI_RETURN_IF_ERROR(hc::SetExpand(args, params));
+  const int64_t threads = int64_t{params.rows} * (params.hidden / hc::kLaneChannels);
   LaunchConfig config;
   config.block = 256;
   config.grid.x = static_cast<uint32_t>((threads + 255) / 256);
   config.overlap_previous = true;
-  return Launch("HcExpand", &ExpandKernel, config, stream, params);
+  return Launch("HcExpand", &hc::ExpandKernel, config, stream, params);
 }
 
 Status HcBoundary(const HcBoundaryArgs& args, Stream& stream) {
   const TensorView& streams = args.mix.streams;
-  Params params = {};
-  DI_RETURN_IF_ERROR(SetStreams(streams, streams.rows(), params));
-  DI_RETURN_IF_ERROR(SetMix(args.mix, params));
-  DI_RETURN_IF_ERROR(SetCollapse(args.collapse, params));
-  if (args.expand.x.empty()) return LaunchBoundary<false, true, true>("HcBoundary", params, stream);
-  DI_RETURN_IF_ERROR(SetExpand(args.expand, params));
-  return LaunchBoundary<true, true, true>("HcBoundary", params, stream);
+  hc::Params params = {};
+  DI_RETURN_IF_ERROR(hc::SetStreams(streams, streams.rows(), params));
+  DI_RETURN_IF_ERROR(hc::SetMix(args.mix, params));
+  DI_RETURN_IF_ERROR(hc::SetCollapse(args.collapse, params));
+  if (args.expand.x.empty())
+    return hc::LaunchBoundary<false, true, true>("HcBoundary", params, stream);
+  DI_RETURN_IF_ERROR(hc::SetExpand(args.expand, params));
+  return hc::LaunchBoundary<true, true, true>("HcBoundary", params, stream);
 }
 
 }  // namespace deepinfer::cuda

@@ -2,6 +2,7 @@
 
 #include "ops/cuda/cuda_test_util.h"
 #include "ops/hyper_connection/hyper_connection.h"
+#include "ops/hyper_connection/hyper_connection_impl.h"
 
 namespace deepinfer {
 namespace {
@@ -216,6 +217,21 @@ TEST_F(HyperConnectionCuda, ARowHasTheSameBitsInEveryBatch) {
 TEST_F(HyperConnectionCuda, ARowOfTheModelsWidthHasTheSameBitsInEveryBatch) {
   DI_DEVICE_ONLY();
   ExpectRowsIndependent(5120, {1, 2, 7, 8, 9, 16, 17, 64, 65, 300, 1030});
+}
+
+TEST_F(HyperConnectionCuda, EveryKernelForManyRowsHasTheSameBits) {
+  for (int variant : {0, 1, 2, 3}) {
+    cuda::many_rows_variant = variant;
+    // On a GPU enough rows for several tiles per warp.
+    if (testing::OnRealDevice()) {
+      ExpectFusedIsSeparate(1500, 5120);
+      ExpectRowsIndependent(5120, {8, 64, 70, 1030});
+    }
+    ExpectFusedIsSeparate(210, 96);
+    ExpectFusedIsSeparate(90, 544);
+    ExpectRowsIndependent(64, {1, 8, 65, 130});
+  }
+  cuda::many_rows_variant = 1;
 }
 
 TEST_F(HyperConnectionCuda, OneLaunchHasTheBitsOfThreeOperations) {

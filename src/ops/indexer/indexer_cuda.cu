@@ -101,16 +101,15 @@ Status Indexer(const IndexerArgs& args, Stream& stream) {
   const int64_t rows = args.layout.num_rows();
   if (rows == 0) return {};
   IndexerProblem problem = DescribeProblem(args);
-  if (!SelectionSupported(problem)) {
-    return Fail(Code::kUnsupported,
-                fmt::format("Indexer: the selection of {} entries does not fit a GPU's shared "
-                            "memory.",
-                            problem.topk),
-                "selected");
-  }
-
   ScratchScope scratch(stream);
   const int64_t wave_rows = PlaceScores(rows, &problem, &scratch);
+  if (!SelectionSupported(problem)) {
+    return Fail(Code::kUnsupported,
+                fmt::format("Indexer: the selection of {} entries and {} candidate blocks among {} "
+                            "positions does not fit a GPU's shared memory.",
+                            problem.topk, problem.num_candidates_out, problem.score_stride),
+                "selected");
+  }
   const bool tensor = TensorScoresSupported(problem) && !stream.use_reference();
   for (int64_t begin = 0; begin < rows; begin += wave_rows) {
     problem.row_begin = static_cast<int>(begin);

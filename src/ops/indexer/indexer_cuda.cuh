@@ -104,7 +104,7 @@ Status LaunchBlockMaxima(const IndexerProblem& problem, bool listed, int block_s
                          int maxima_stride, Stream& stream);
 // Writes `selected` and `candidates_out` of the wave.
 Status LaunchSelection(const IndexerProblem& problem, Stream& stream);
-// Whether shared memory holds what is chosen from.
+// Whether shared memory holds what is chosen from; the scores have their places.
 bool SelectionSupported(const IndexerProblem& problem);
 
 }  // namespace deepinfer::cuda

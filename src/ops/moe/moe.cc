@@ -13,10 +13,8 @@ namespace deepinfer {
 
 namespace {
 
-Status CheckSelect(const RouterSelectArgs& args) {
-  DI_RETURN_IF_ERROR(ExpectTensor(args.logits, DType::kF32, {-1, -1}, "RouterSelect", "logits"));
-  const int64_t rows = args.logits.rows();
-  const int64_t experts = args.logits.dim(1);
+// All but the logits, of so many rows and experts.
+Status CheckSelect(const RouterSelectArgs& args, int64_t rows, int64_t experts) {
   DI_RETURN_IF_ERROR(ExpectTensor(args.bias, DType::kF32, {experts}, "RouterSelect", "bias"));
   DI_RETURN_IF_ERROR(
       ExpectTensor(args.experts, DType::kI32, {rows, -1}, "RouterSelect", "experts"));
@@ -27,6 +25,11 @@ Status CheckSelect(const RouterSelectArgs& args) {
                 "experts");
   }
   return {};
+}
+
+Status CheckSelect(const RouterSelectArgs& args) {
+  DI_RETURN_IF_ERROR(ExpectTensor(args.logits, DType::kF32, {-1, -1}, "RouterSelect", "logits"));
+  return CheckSelect(args, args.logits.rows(), args.logits.dim(1));
 }
 
 Status CheckGroup(const GroupByExpertArgs& args) {
@@ -44,6 +47,15 @@ Status CheckGroup(const GroupByExpertArgs& args) {
   DI_RETURN_IF_ERROR(
       ExpectTensor(args.slot_position, DType::kI32, {rows, k}, "GroupByExpert", "slot_position"));
   return {};
+}
+
+Status ExpectHalvesOfOne(const RouterSelectArgs& select, const GroupByExpertArgs& group,
+                         int64_t experts) {
+  if (group.experts.data() == select.experts.data() &&
+      group.weights.data() == select.weights.data() && group.num_experts >= experts)
+    return {};
+  return Fail(Code::kInvalidArgument,
+              "RouteExperts: its halves must share the experts and their weights.", "experts");
 }
 
 }  // namespace
@@ -85,14 +97,31 @@ Status RouteExperts(const RouterSelectArgs& select, const GroupByExpertArgs& gro
                     Stream& stream) {
   DI_RETURN_IF_ERROR(CheckSelect(select));
   DI_RETURN_IF_ERROR(CheckGroup(group));
-  if (group.experts.data() != select.experts.data() ||
-      group.weights.data() != select.weights.data() || group.num_experts < select.logits.dim(1)) {
-    return Fail(Code::kInvalidArgument,
-                "RouteExperts: its halves must share the experts and their weights.", "experts");
-  }
+  DI_RETURN_IF_ERROR(ExpectHalvesOfOne(select, group, select.logits.dim(1)));
   if (stream.device().kind == DeviceKind::kCuda) return cuda::RouteExperts(select, group, stream);
   DI_RETURN_IF_ERROR(RouterSelect(select, stream));
   return GroupByExpert(group, stream);
+}
+
+Status Route(const RouteArgs& args, Stream& stream) {
+  if (args.weight == nullptr)
+    return Fail(Code::kInvalidArgument, "Route has no weight for its logits.", "weight");
+  DI_RETURN_IF_ERROR(ExpectTensor(args.x, DType::kBf16, {-1, args.weight->k()}, "Route", "x"));
+  const int64_t rows = args.x.rows();
+  const int64_t experts = args.weight->n();
+  if (!args.select.logits.empty()) {
+    return Fail(Code::kInvalidArgument, "Route: 'logits' are its own, none may be given.",
+                "logits");
+  }
+  DI_RETURN_IF_ERROR(CheckSelect(args.select, rows, experts));
+  DI_RETURN_IF_ERROR(CheckGroup(args.group));
+  DI_RETURN_IF_ERROR(ExpectHalvesOfOne(args.select, args.group, experts));
+  if (stream.device().kind == DeviceKind::kCuda) return cuda::Route(args, stream);
+  ScratchScope scratch(stream);
+  RouterSelectArgs select = args.select;
+  select.logits = scratch.Tensor(DType::kF32, {rows, experts});
+  DI_RETURN_IF_ERROR(Linear({.x = args.x, .weight = args.weight, .y = select.logits}, stream));
+  return RouteExperts(select, args.group, stream);
 }
 
 Status Swiglu(const SwigluArgs& args, Stream& stream) {

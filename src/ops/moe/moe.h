@@ -3,6 +3,7 @@
 #pragma once
 
 #include "base/error.h"
+#include "ops/linear/linear.h"
 #include "ops/numerics.h"
 #include "tensor/stream.h"
 #include "tensor/tensor_view.h"
@@ -35,6 +36,16 @@ Status GroupByExpert(const GroupByExpertArgs& args, Stream& stream);
 
 // Both of these as one: the experts and weights of `select` are those of `group`.
 Status RouteExperts(const RouterSelectArgs& select, const GroupByExpertArgs& group, Stream& stream);
+
+// The whole way from a row to its experts: logits = x * weight^T in fp32 (ops/linear), then both of
+// these. `select` comes without logits. On a GPU two launches for up to 512 rows.
+struct RouteArgs {
+  TensorView x;                          // [rows, k] bf16
+  const LinearWeight* weight = nullptr;  // [experts, k]
+  RouterSelectArgs select;
+  GroupByExpertArgs group;
+};
+Status Route(const RouteArgs& args, Stream& stream);
 
 // a = row_weight * (silu(min(gate, limit)) * clamp(up, -limit, limit)) in fp32, then Q8(a)
 // (reference: Q8(bf16(a))).

@@ -21,6 +21,7 @@
 
 #include "device.cuh"
 #include "ops/moe/moe_impl.h"
+#include "ops/moe/router_scores.h"
 #include "ops/quantize/group_quantize.cuh"
 
 namespace deepinfer::cuda {
@@ -47,6 +48,8 @@ struct RouteParams {
   int logit_experts;
   const float* logits;
   int64_t logits_stride;
+  int segments;  // of which logits are sums
+  int64_t segment_stride;
   const float* bias;
   float gate_temp;
   float scale;
@@ -62,6 +65,7 @@ struct RouteParams {
   int* group_offsets;
   int* slot_position;
   int64_t slot_position_stride;
+  int* arrivals;  // of blocks that have selected; null: one block
 };
 
 // ---- Selection
@@ -77,6 +81,34 @@ __device__ inline uint32_t OrderedBits(float x) {
   if (x != x) return 0x007fffffu;
   const uint32_t bits = __float_as_uint(x + 0.0f);
   return (bits & 0x80000000u) != 0 ? ~bits : bits | 0x80000000u;
+}
+
+// A lane's logits, from expert `first` on, where `from` is: 32 apart. kSegments: they are sums,
+// whose loads all come before the first addition.
+template <bool kSegments, int kPerLane>
+__device__ inline void LoadLogits(const RouteParams& p, const float* from, int first,
+                                  float (&logit)[kPerLane]) {
+#pragma unroll
+  for (int i = 0; i < kPerLane; ++i)
+    logit[i] = first + 32 * i < p.logit_experts ? from[32 * i] : 0.0f;
+  if constexpr (kSegments) {
+    float more[kMaxScoreSegments - 1][kPerLane];
+#pragma unroll
+    for (int s = 1; s < kMaxScoreSegments; ++s) {
+#pragma unroll
+      for (int i = 0; i < kPerLane; ++i) {
+        const bool exists = s < p.segments && first + 32 * i < p.logit_experts;
+        more[s - 1][i] = exists ? from[s * p.segment_stride + 32 * i] : 0.0f;
+      }
+    }
+#pragma unroll
+    for (int s = 1; s < kMaxScoreSegments; ++s) {
+#pragma unroll
+      for (int i = 0; i < kPerLane; ++i) {
+        if (s < p.segments) logit[i] += more[s - 1][i];
+      }
+    }
+  }
 }
 
 struct Choice {
@@ -106,18 +138,13 @@ __device__ inline SelectShared SelectLayout(void* memory, int experts, int k, in
 // The choice for slot `lane` of a row, by warp `member` of kWarps, whose first gets the result.
 // The warp's experts begin at `first_expert`, its lanes' are 32 apart. Teams wait for each other at
 // named barrier `barrier`.
-template <int kPerLane, int kWarps>
+template <int kPerLane, int kWarps, bool kSegments>
 __device__ inline Choice SelectExperts(const RouteParams& p, int row, const float (&bias)[kPerLane],
                                        const SelectShared& shared, int member, int barrier) {
   const int lane = LaneId();
   const int first_expert = member * 32 * kPerLane + lane;
-  const float* logits = p.logits + row * p.logits_stride;
   float logit[kPerLane];
-#pragma unroll
-  for (int i = 0; i < kPerLane; ++i) {
-    const int expert = first_expert + 32 * i;
-    logit[i] = expert < p.logit_experts ? logits[expert] : 0.0f;
-  }
+  LoadLogits<kSegments>(p, p.logits + row * p.logits_stride + first_expert, first_expert, logit);
   uint32_t order[kPerLane];
 #pragma unroll
   for (int i = 0; i < kPerLane; ++i) {
@@ -210,7 +237,7 @@ __global__ void __launch_bounds__(32 * kSelectWarps)
   if (row >= p.rows) return;
   float* scores = DynamicShared<float>() + WarpId() * p.logit_experts;
   const SelectShared shared = {scores, nullptr, nullptr};
-  StoreChoice(p, row, SelectExperts<kPerLane, 1>(p, row, bias, shared, 0, 0));
+  StoreChoice(p, row, SelectExperts<kPerLane, 1, false>(p, row, bias, shared, 0, 0));
 }
 
 // A row per block, which is a team.
@@ -225,7 +252,7 @@ __global__ void __launch_bounds__(32 * kTeamWarps)
       SelectLayout(DynamicShared<uint64_t>(), p.logit_experts, p.k, kTeamWarps);
   WaitForPreviousKernel();
   const int row = static_cast<int>(blockIdx.x);
-  const Choice choice = SelectExperts<kPerLane, kTeamWarps>(p, row, bias, shared, member, 1);
+  const Choice choice = SelectExperts<kPerLane, kTeamWarps, false>(p, row, bias, shared, member, 1);
   if (member == 0) StoreChoice(p, row, choice);
 }
 
@@ -236,26 +263,27 @@ __device__ inline int LoadClusterInt(const int* shared, uint32_t rank) {
   return __float_as_int(LoadClusterFloat(reinterpret_cast<const float*>(shared), rank));
 }
 
-// Exclusive sums of the values of the block's threads; `total` becomes the sum of all. `shared` has
-// room for one int per warp and is free again after the next block barrier.
-__device__ inline int BlockExclusiveSum(int value, int* shared, int* total) {
-  int inclusive = value;
+// By one warp: counts become exclusive sums, in ascending order; `total` becomes the sum of all.
+__device__ inline void ExclusiveSums(int* counts, int n, int* total) {
+  const int lane = LaneId();
+  const int each = (n + 31) / 32;
+  const int first = min(n, lane * each);
+  const int end = min(n, first + each);
+  int own = 0;
+  for (int i = first; i < end; ++i) own += counts[i];
+  int inclusive = own;
 #pragma unroll
   for (int delta = 1; delta < 32; delta *= 2) {
     const int other = __shfl_up_sync(kAllLanes, inclusive, static_cast<unsigned>(delta));
-    if (LaneId() >= delta) inclusive += other;
+    if (lane >= delta) inclusive += other;
   }
-  if (LaneId() == 31) shared[WarpId()] = inclusive;
-  __syncthreads();
-  int before = 0;
-  int sum = 0;
-#pragma unroll
-  for (int warp = 0; warp < kRouteWarps; ++warp) {
-    before += warp < WarpId() ? shared[warp] : 0;
-    sum += shared[warp];
+  *total = __shfl_sync(kAllLanes, inclusive, 31);
+  int sum = inclusive - own;
+  for (int i = first; i < end; ++i) {
+    const int count = counts[i];
+    counts[i] = sum;
+    sum += count;
   }
-  *total = sum;
-  return before + inclusive - value;
 }
 
 // A pair (row, slot). A warp sorts those of whole rows, 32 at once.
@@ -269,28 +297,38 @@ struct Pair {
 };
 
 __host__ __device__ inline int GroupSharedBytes(int num_experts) {
-  return (4 * ((2 + kRouteWarps) * num_experts + kRouteWarps) + 7) / 8 * 8;
+  return (4 * (3 + kRouteWarps) * num_experts + 7) / 8 * 8;
 }
 
-// One cluster of blocks of kRouteWarps warps. kPerLane 0: without selection; otherwise one block,
-// whose teams select for at most kFusedRows rows first.
+// Whether this block is the last of the grid to get here. What the blocks wrote before is then
+// visible to it.
+__device__ inline bool ArrivesLast(int* arrivals) {
+  __shared__ bool last;
+  __threadfence();
+  __syncthreads();
+  if (threadIdx.x == 0) last = atomicAdd(arrivals, 1) == static_cast<int>(gridDim.x) - 1;
+  __syncthreads();
+  if (last) __threadfence();
+  return last;
+}
+
+// kPerLane 0: one cluster, without selection. Otherwise teams select first; the block that is ready
+// last groups all rows.
 template <int kPerLane>
 __global__ void __launch_bounds__(kRouteThreads, 1)
     GroupKernel(const __grid_constant__ RouteParams p) {
   AllowNextKernel();
-  const int blocks = static_cast<int>(gridDim.x);
-  const int rank = static_cast<int>(blockIdx.x);
+  const int blocks = kPerLane == 0 ? static_cast<int>(gridDim.x) : 1;
+  const int rank = kPerLane == 0 ? static_cast<int>(blockIdx.x) : 0;
   const int warp = WarpId();
   const int lane = LaneId();
   const int thread = static_cast<int>(threadIdx.x);
   int* const counts = reinterpret_cast<int*>(DynamicShared<uint64_t>());  // [expert], of the block
   int* const base = counts + p.num_experts;                               // [expert]
-  int* const warp_sums = base + p.num_experts;                            // [warp]
-  int* const histograms = warp_sums + kRouteWarps;                        // [warp][expert]
+  int* const in_blocks_before = base + p.num_experts;                     // [expert]
+  int* const histograms = in_blocks_before + p.num_experts;               // [warp][expert]
   int* const histogram = histograms + warp * p.num_experts;
   for (int expert = lane; expert < p.num_experts; expert += 32) histogram[expert] = 0;
-  __shared__ int chosen_experts[kPerLane == 0 ? 1 : kFusedRows * kMaxChosen];
-  __shared__ float chosen_weights[kPerLane == 0 ? 1 : kFusedRows * kMaxChosen];
   if constexpr (kPerLane != 0) {
     const int team = warp / kTeamWarps;
     const int member = warp % kTeamWarps;
@@ -301,19 +339,18 @@ __global__ void __launch_bounds__(kRouteThreads, 1)
                          team * SelectSharedBytes(p.logit_experts, p.k, kTeamWarps);
     const SelectShared shared = SelectLayout(memory, p.logit_experts, p.k, kTeamWarps);
     WaitForPreviousKernel();
-    for (int row = team; row < p.rows; row += kTeams) {
+    const int step = static_cast<int>(gridDim.x) * kTeams;
+    for (int row = static_cast<int>(blockIdx.x) * kTeams + team; row < p.rows; row += step) {
       const Choice choice =
-          SelectExperts<kPerLane, kTeamWarps>(p, row, bias, shared, member, 1 + team);
-      if (member == 0) {
-        StoreChoice(p, row, choice);
-        if (lane < p.k) {
-          chosen_experts[row * p.k + lane] = choice.expert;
-          chosen_weights[row * p.k + lane] = choice.weight;
-        }
-      }
+          SelectExperts<kPerLane, kTeamWarps, true>(p, row, bias, shared, member, 1 + team);
+      if (member == 0) StoreChoice(p, row, choice);
       NamedBarrierSync(1 + team, 32 * kTeamWarps);  // the next row overwrites the scores
     }
-    __syncthreads();
+    if (gridDim.x == 1) {
+      __syncthreads();
+    } else if (!ArrivesLast(p.arrivals)) {
+      return;
+    }
   } else {
     __syncwarp();
     WaitForPreviousKernel();
@@ -335,13 +372,8 @@ __global__ void __launch_bounds__(kRouteThreads, 1)
   };
   const auto load = [&](Pair& pair) {
     if (!pair.valid) return;
-    if constexpr (kPerLane != 0) {
-      pair.expert = chosen_experts[pair.row * p.k + pair.slot];
-      pair.weight = chosen_weights[pair.row * p.k + pair.slot];
-    } else {
-      pair.expert = p.experts[pair.row * p.experts_stride + pair.slot];
-      pair.weight = p.weights[pair.row * p.weights_stride + pair.slot];
-    }
+    pair.expert = p.experts[pair.row * p.experts_stride + pair.slot];
+    pair.weight = p.weights[pair.row * p.weights_stride + pair.slot];
     if (pair.expert < 0 || pair.expert >= p.num_experts) __trap();
   };
 
@@ -380,31 +412,42 @@ __global__ void __launch_bounds__(kRouteThreads, 1)
     }
     counts[expert] = sum;
   }
-  ClusterSync();
+  if constexpr (kPerLane == 0) {
+    ClusterSync();
+  } else {
+    __syncthreads();
+  }
 
-  int offset = 0;
-  for (int first = 0; first < p.num_experts; first += kRouteThreads) {
-    const int expert = first + thread;
-    int sum = 0;
-    int before = 0;
-    if (expert < p.num_experts) {
+  // Sums over the blocks, and over those before this one.
+  for (int expert = thread; expert < p.num_experts; expert += kRouteThreads) {
+    int sum = counts[expert];
+    int earlier = 0;
+    if constexpr (kPerLane == 0) {
+      sum = 0;
       for (int r = 0; r < blocks; ++r) {
         const int count = LoadClusterInt(counts + expert, static_cast<uint32_t>(r));
-        before += r < rank ? count : 0;
+        earlier += r < rank ? count : 0;
         sum += count;
       }
     }
-    int total = 0;
-    const int begin = offset + BlockExclusiveSum(sum, warp_sums, &total);
-    offset += total;
-    if (expert < p.num_experts) {
-      base[expert] = begin + before;
-      if (rank == 0) p.group_offsets[expert] = begin;
-    }
-    __syncthreads();
+    base[expert] = sum;
+    in_blocks_before[expert] = earlier;
   }
-  if (rank == 0 && thread == 0) p.group_offsets[p.num_experts] = offset;
-  ClusterArrive();  // this block reads no other's memory any more
+  __syncthreads();
+  if constexpr (kPerLane == 0) ClusterArrive();  // this block reads no other's memory any more
+  if (warp == 0) {
+    int total = 0;
+    ExclusiveSums(base, p.num_experts, &total);
+    if (rank == 0 && lane == 0) p.group_offsets[p.num_experts] = total;
+  }
+  __syncthreads();
+  const auto position_of = [&](int expert, int among) {
+    return base[expert] + in_blocks_before[expert] + histogram[expert] + among;
+  };
+  if (rank == 0) {
+    for (int expert = thread; expert < p.num_experts; expert += kRouteThreads)
+      p.group_offsets[expert] = base[expert];
+  }
 
   for (int batch = 0; batch < batches; ++batch) {
     if (batch + 1 < batches) {
@@ -413,18 +456,18 @@ __global__ void __launch_bounds__(kRouteThreads, 1)
       if (!reloaded.valid) continue;
       int* const slot_position =
           p.slot_position + reloaded.row * p.slot_position_stride + reloaded.slot;
-      const int position = base[reloaded.expert] + histogram[reloaded.expert] + *slot_position;
+      const int position = position_of(reloaded.expert, *slot_position);
       p.row_index[position] = reloaded.row;
       p.grouped_weight[position] = reloaded.weight;
       *slot_position = position;
     } else if (pair.valid) {
-      const int position = base[pair.expert] + histogram[pair.expert] + pair.rank;
+      const int position = position_of(pair.expert, pair.rank);
       p.row_index[position] = pair.row;
       p.grouped_weight[position] = pair.weight;
       p.slot_position[pair.row * p.slot_position_stride + pair.slot] = position;
     }
   }
-  ClusterWait();  // others may still read this block's counts
+  if constexpr (kPerLane == 0) ClusterWait();  // others may still read this block's counts
 }
 
 // ---- Element-wise operations
@@ -610,11 +653,14 @@ Status ExpectFew(int64_t experts, int64_t k, const char* op) {
 }
 
 void SetSelect(const RouterSelectArgs& args, RouteParams& params) {
-  params.rows = static_cast<int>(args.logits.rows());
+  params.rows = static_cast<int>(args.experts.rows());
   params.k = static_cast<int>(args.experts.dim(1));
-  params.logit_experts = static_cast<int>(args.logits.dim(1));
-  params.logits = Data<float>(args.logits);
-  params.logits_stride = args.logits.row_stride();
+  if (!args.logits.empty()) {
+    params.logit_experts = static_cast<int>(args.logits.dim(1));
+    params.logits = Data<float>(args.logits);
+    params.logits_stride = args.logits.row_stride();
+  }
+  params.segments = 1;
   params.bias = Data<float>(args.bias);
   params.gate_temp = args.gate_temp;
   params.scale = args.scale;
@@ -648,8 +694,12 @@ int GroupBlocks(int64_t pairs) {
 template <int kPerLane>
 Status LaunchGroup(const char* name, const RouteParams& params, Stream& stream) {
   LaunchConfig config;
-  config.cluster = kPerLane != 0 ? 1 : GroupBlocks(int64_t{params.rows} * params.k);
-  config.grid.x = static_cast<uint32_t>(config.cluster);
+  if constexpr (kPerLane == 0) {
+    config.cluster = GroupBlocks(int64_t{params.rows} * params.k);
+    config.grid.x = static_cast<uint32_t>(config.cluster);
+  } else if (params.arrivals != nullptr) {
+    config.grid.x = static_cast<uint32_t>((params.rows + kTeams - 1) / kTeams);
+  }
   config.block = kRouteThreads;
   config.shared_bytes =
       GroupSharedBytes(params.num_experts) +
@@ -673,6 +723,16 @@ Status LaunchSelect(const RouteParams& params, Stream& stream) {
   config.block = 32 * kSelectWarps;
   config.shared_bytes = kSelectWarps * SelectSharedBytes(params.logit_experts, params.k, 1);
   return Launch("RouterSelect", &SelectKernel<kPerLane>, config, stream, params);
+}
+
+// Both in one launch: one block, or where `arrivals` is a zero one block for each kTeams rows.
+Status LaunchSelectAndGroup(const RouteParams& params, Stream& stream) {
+  DI_RETURN_IF_ERROR(ExpectFew(params.num_experts, params.k, "RouteExperts"));
+  if (params.logit_experts <= 128)
+    return LaunchGroup<4 / kTeamWarps>("RouteExperts", params, stream);
+  if (params.logit_experts <= 384)
+    return LaunchGroup<12 / kTeamWarps>("RouteExperts", params, stream);
+  return LaunchGroup<kMaxExperts / 32 / kTeamWarps>("RouteExperts", params, stream);
 }
 
 LaunchConfig ElementLaunch(int64_t rows, int64_t channels) {
@@ -711,12 +771,31 @@ Status RouteExperts(const RouterSelectArgs& select, const GroupByExpertArgs& gro
   RouteParams params = {};
   SetSelect(select, params);
   SetGroup(group, params);
-  DI_RETURN_IF_ERROR(ExpectFew(params.num_experts, params.k, "RouteExperts"));
-  if (params.logit_experts <= 128)
-    return LaunchGroup<4 / kTeamWarps>("RouteExperts", params, stream);
-  if (params.logit_experts <= 384)
-    return LaunchGroup<12 / kTeamWarps>("RouteExperts", params, stream);
-  return LaunchGroup<kMaxExperts / 32 / kTeamWarps>("RouteExperts", params, stream);
+  return LaunchSelectAndGroup(params, stream);
+}
+
+Status Route(const RouteArgs& args, Stream& stream) {
+  const int64_t rows = args.x.rows();
+  ScratchScope scratch(stream);
+  if (!TakesRouterScores(args.x, *args.weight, stream)) {
+    RouterSelectArgs select = args.select;
+    select.logits = scratch.Tensor(DType::kF32, {rows, args.weight->n()});
+    DI_RETURN_IF_ERROR(Linear({.x = args.x, .weight = args.weight, .y = select.logits}, stream));
+    return cuda::RouteExperts(select, args.group, stream);
+  }
+  RouteParams params = {};
+  SetSelect(args.select, params);
+  SetGroup(args.group, params);
+  RouterScores scores = RouterScoresOf(rows, *args.weight);
+  scores.sums = scratch.Allocate<float>(scores.segments * scores.segment_stride);
+  params.arrivals = scratch.Allocate<int>(1);
+  params.logit_experts = static_cast<int>(args.weight->n());
+  params.logits = scores.sums;
+  params.logits_stride = scores.row_stride;
+  params.segments = scores.segments;
+  params.segment_stride = scores.segment_stride;
+  DI_RETURN_IF_ERROR(LaunchRouterScores(args.x, *args.weight, scores, params.arrivals, stream));
+  return LaunchSelectAndGroup(params, stream);
 }
 
 Status Swiglu(const SwigluArgs& args, Stream& stream) {

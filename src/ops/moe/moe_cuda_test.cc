@@ -4,6 +4,7 @@
 #include <numeric>
 
 #include "ops/cuda/cuda_test_util.h"
+#include "ops/linear/linear_test_util.h"
 #include "ops/moe/moe.h"
 #include "ops/moe/moe_impl.h"
 
@@ -160,6 +161,72 @@ TEST_F(MoeCuda, ARowIsRoutedTheSameInEveryBatch) {
               testing::Joined({all.experts.view().Rows(30, 30 + count),
                                all.weights.view().Rows(30, 30 + count)}));
   }
+}
+
+// Route() against Linear() and RouteExperts(), which are two other kernels: every bit.
+TEST_F(MoeCuda, RouteIsTheLinearAndItsRouting) {
+  struct Shape {
+    int64_t experts, k, columns;
+  };
+  // Segments of K: one, two of which one is short, seven; columns that the packing pads.
+  for (const Shape& shape : {Shape{12, 3, 64}, {40, 2, 328}, {384, 6, 512}, {128, 3, 5120}}) {
+    const testing::StoredWeight stored =
+        testing::RandomWeight(WeightFormat::kBf16, shape.experts, shape.columns, 7);
+    const auto weight = PackLinearWeight(stored.source, stream());
+    ASSERT_TRUE(weight.has_value()) << weight.error().message;
+    const OwnedTensor bias = NormalTensor(DType::kF32, {shape.experts}, 2, 0.3f);
+    const DeviceTensor d_bias(bias.view(), stream());
+    for (int64_t rows : {0, 1, 8, 9, 17, 33, 70, 140}) {
+      if (shape.columns > 1000 && rows > 33 && !testing::OnRealDevice()) continue;
+      SCOPED_TRACE(::testing::Message() << rows << " rows, " << shape.experts << " experts of "
+                                        << shape.columns << " columns");
+      const OwnedTensor x = NormalTensor(DType::kBf16, {rows, shape.columns}, 3);
+      const DeviceTensor d_x(x.view(), stream());
+      std::vector<std::vector<uint8_t>> results[2];
+      for (int i = 0; i < 2; ++i) {
+        const DeviceTensor experts(DType::kI32, {rows, shape.k}, stream());
+        const DeviceTensor weights(DType::kF32, {rows, shape.k}, stream());
+        const DeviceTensor row_index(DType::kI32, {rows * shape.k}, stream());
+        const DeviceTensor grouped_weight(DType::kF32, {rows * shape.k}, stream());
+        const DeviceTensor group_offsets(DType::kI32, {shape.experts + 1}, stream());
+        const DeviceTensor slot_position(DType::kI32, {rows, shape.k}, stream());
+        RouterSelectArgs select = {{}, d_bias.view(), 1.25f, 1.5f, experts.view(), weights.view()};
+        const GroupByExpertArgs group = {
+            experts.view(),        weights.view(),       shape.experts,       row_index.view(),
+            grouped_weight.view(), group_offsets.view(), slot_position.view()};
+        if (i == 0) {
+          const Status status = deepinfer::Route({d_x.view(), &*weight, select, group}, stream());
+          ASSERT_TRUE(status.has_value()) << status.error().message;
+        } else {
+          const DeviceTensor logits(DType::kF32, {rows, shape.experts}, stream());
+          ASSERT_TRUE(Linear({.x = d_x.view(), .weight = &*weight, .y = logits.view()}, stream())
+                          .has_value());
+          select.logits = logits.view();
+          ASSERT_TRUE(RouteExperts(select, group, stream()).has_value());
+        }
+        for (const DeviceTensor* result :
+             {&experts, &weights, &row_index, &grouped_weight, &group_offsets, &slot_position})
+          results[i].push_back(testing::Bytes(result->Download(stream()).view()));
+      }
+      for (size_t i = 0; i < results[0].size(); ++i) EXPECT_EQ(results[0][i], results[1][i]) << i;
+    }
+  }
+}
+
+TEST_F(MoeCuda, RouteChecksWhatItIsGiven) {
+  const DeviceTensor x(DType::kBf16, {2, 64}, stream());
+  const Status without = deepinfer::Route({x.view(), nullptr, {}, {}}, stream());
+  ASSERT_FALSE(without.has_value());
+  EXPECT_EQ(without.error().field, "weight");
+  const testing::StoredWeight stored = testing::RandomWeight(WeightFormat::kBf16, 16, 64, 7);
+  const auto weight = PackLinearWeight(stored.source, stream());
+  ASSERT_TRUE(weight.has_value());
+  const DeviceTensor logits(DType::kF32, {2, 16}, stream());
+  RouteArgs args = {x.view(), &*weight, {}, {}};
+  args.select.logits = logits.view();
+  const Status with = deepinfer::Route(args, stream());
+  ASSERT_FALSE(with.has_value());
+  EXPECT_EQ(with.error().field, "logits");
 }
 
 TEST_F(MoeCuda, GroupingTakesAnExpertTwiceInARow) {

@@ -19,6 +19,7 @@ namespace deepinfer::cuda {
 Status RouterSelect(const RouterSelectArgs& args, Stream& stream);
 Status GroupByExpert(const GroupByExpertArgs& args, Stream& stream);
 Status RouteExperts(const RouterSelectArgs& select, const GroupByExpertArgs& group, Stream& stream);
+Status Route(const RouteArgs& args, Stream& stream);
 Status Swiglu(const SwigluArgs& args, Stream& stream);
 Status MoeCombine(const MoeCombineArgs& args, Stream& stream);
 

@@ -19,6 +19,9 @@
 #include <vector>
 
 #include "ops/hyper_connection/hyper_connection.h"
+#include "ops/hyper_connection/hyper_connection_impl.h"
+#include "ops/linear/linear.h"
+#include "ops/linear/linear_test_util.h"
 #include "ops/moe/moe.h"
 #include "tensor/copy.h"
 #include "tensor/cuda_device.h"
@@ -94,13 +97,13 @@ class Bench {
     buffers_.clear();
   }
 
-  // `launch(i)` puts launch i of the chain into the stream.
+  // `launch(i)` puts launch i of the chain into the stream. `goal`: the project's floor and target.
   void Time(const std::string& name, int64_t rows, int64_t bytes, int64_t launches,
-            const std::function<Status(int64_t)>& launch) {
+            const std::function<Status(int64_t)>& launch, const char* goal = "") {
     const double us = Median(launch, launches);
     const double rate = static_cast<double>(bytes) / (us * 1e-6);
-    fmt::print("{:<28} {:>6} rows {:>9.2f} us {:>9.1f} GB/s {:>6.1f} % BW\n", name, rows, us,
-               rate * 1e-9, 100.0 * rate / kCopyRate);
+    fmt::print("{:<28} {:>6} rows {:>9.2f} us {:>9.1f} GB/s {:>6.1f} % BW  {}\n", name, rows, us,
+               rate * 1e-9, 100.0 * rate / kCopyRate, goal);
     std::fflush(stdout);
   }
   Stream& stream() {
@@ -150,7 +153,7 @@ void BenchBoundary(Bench& bench) {
   const TensorView base = bench.Tensor(DType::kF32, {24});
   const TensorView scale = bench.Tensor(DType::kF32, {3});
   const TensorView weight = bench.Tensor(DType::kBf16, {kHidden});
-  for (int64_t rows : {1, 8, 16, 64, 128, 256, 1024, 4096}) {
+  for (int64_t rows : {1, 8, 16, 64, 128, 256, 512, 1024, 4096}) {
     const int64_t sets = rows <= kFewRows ? 1 : Sets(rows * 102400);
     std::vector<HcBoundaryArgs> args;
     for (int64_t i = 0; i < sets; ++i) {
@@ -180,8 +183,20 @@ void BenchBoundary(Bench& bench) {
     // x and four streams in, four streams and y out; the copy of y on the Q8 grid is not counted.
     const int64_t bytes = rows * 102400;
     const int64_t launches = rows <= kFewRows ? kChain : std::max<int64_t>(sets, 8);
+    const char* const goal = rows <= 8      ? "(10 / 5 us)"
+                             : rows >= 1024 ? "(60 / 80 %)"
+                             : rows >= 256  ? "(- / 60 %)"
+                                            : "";
     if (bench.Wants("boundary")) {
-      bench.Time("boundary", rows, bytes, launches, [&](int64_t i) { return boundary(i, kChain); });
+      for (int variant : {0, 1, 2, 3}) {
+        if (rows <= 64 && variant > 0) continue;
+        cuda::many_rows_variant = variant;
+        const std::string name = rows <= 64 ? "" : fmt::format(", variant {}", variant);
+        bench.Time(
+            "boundary" + name, rows, bytes, launches,
+            [&](int64_t i) { return boundary(i, kChain); }, goal);
+      }
+      cuda::many_rows_variant = 1;
       if (rows <= kFewRows)
         bench.Time("boundary, fn in L2", rows, bytes, launches,
                    [&](int64_t i) { return boundary(i, 1); });
@@ -198,7 +213,7 @@ void BenchBoundary(Bench& bench) {
 void BenchRoute(Bench& bench) {
   constexpr int64_t kExperts = 384;
   constexpr int64_t kChosen = 6;
-  if (!bench.Wants("route")) return;
+  if (!bench.Wants("route:")) return;
   const TensorView bias = bench.Tensor(DType::kF32, {kExperts});
   for (int64_t rows : {1, 8, 64, 256, 1024, 4096}) {
     RouterSelectArgs select;
@@ -214,10 +229,58 @@ void BenchRoute(Bench& bench) {
     group.grouped_weight = bench.Tensor(DType::kF32, {rows * kChosen});
     group.group_offsets = bench.Tensor(DType::kI32, {kExperts + 1});
     group.slot_position = bench.Tensor(DType::kI32, {rows, kChosen});
-    bench.Time("route", rows, rows * 4 * (kExperts + 5 * kChosen), kChain,
+    bench.Time("route: with map", rows, rows * 4 * (kExperts + 5 * kChosen), kChain,
                [&](int64_t) { return RouteExperts(select, group, bench.stream()); });
     bench.Time("route: select alone", rows, rows * 4 * (kExperts + 2 * kChosen), kChain,
                [&](int64_t) { return RouterSelect(select, bench.stream()); });
+  }
+  bench.FreeTensors();
+}
+
+// Scores, selection and map, over weights that exceed the second-level cache together; and the same
+// through the general linear.
+void BenchRouter(Bench& bench) {
+  constexpr int64_t kExperts = 384;
+  constexpr int64_t kChosen = 6;
+  constexpr int64_t kWeights = 56;
+  if (!bench.Wants("router")) return;
+  const testing::StoredWeight stored =
+      testing::RandomWeight(WeightFormat::kBf16, kExperts, kHidden, 1);
+  std::vector<LinearWeight> weights;
+  for (int64_t i = 0; i < kWeights; ++i)
+    weights.push_back(Check(PackLinearWeight(stored.source, bench.stream())));
+  const TensorView bias = bench.Tensor(DType::kF32, {kExperts});
+  for (int64_t rows : {1, 8, 16, 32, 64, 128, 256, 512}) {
+    RouteArgs args;
+    args.x = bench.Tensor(DType::kBf16, {rows, kHidden});
+    args.select.bias = bias;
+    args.select.experts = bench.Tensor(DType::kI32, {rows, kChosen});
+    args.select.weights = bench.Tensor(DType::kF32, {rows, kChosen});
+    args.group.experts = args.select.experts;
+    args.group.weights = args.select.weights;
+    args.group.num_experts = kExperts;
+    args.group.row_index = bench.Tensor(DType::kI32, {rows * kChosen});
+    args.group.grouped_weight = bench.Tensor(DType::kF32, {rows * kChosen});
+    args.group.group_offsets = bench.Tensor(DType::kI32, {kExperts + 1});
+    args.group.slot_position = bench.Tensor(DType::kI32, {rows, kChosen});
+    const TensorView logits = bench.Tensor(DType::kF32, {rows, kExperts});
+    const int64_t bytes = kExperts * kHidden * 2 + rows * kHidden * 2;
+    bench.Time(
+        "router", rows, bytes, kChain,
+        [&](int64_t i) {
+          RouteArgs set = args;
+          set.weight = &weights[static_cast<size_t>(i % kWeights)];
+          return Route(set, bench.stream());
+        },
+        rows <= 256 ? "(- / 6 us)" : "");
+    bench.Time("router: linear and routing", rows, bytes, kChain, [&](int64_t i) -> Status {
+      DI_RETURN_IF_ERROR(
+          Linear({.x = args.x, .weight = &weights[static_cast<size_t>(i % kWeights)], .y = logits},
+                 bench.stream()));
+      RouterSelectArgs select = args.select;
+      select.logits = logits;
+      return RouteExperts(select, args.group, bench.stream());
+    });
   }
   bench.FreeTensors();
 }
@@ -275,6 +338,7 @@ int Main(const std::string& filter) {
   Bench bench(*stream, filter);
   BenchBoundary(bench);
   BenchRoute(bench);
+  BenchRouter(bench);
   BenchCombine(bench);
   BenchSwiglu(bench);
   return 0;

@@ -147,6 +147,10 @@ inline uint4 LoadStreaming(const void* global) {
   emulated::CheckAligned(global, 16, "LoadStreaming");
   return *static_cast<const uint4*>(global);
 }
+inline void PrefetchL2(const void* global, uint32_t bytes) {
+  emulated::CheckAligned(global, 16, "PrefetchL2");
+  emulated::CheckAligned(reinterpret_cast<const void*>(uintptr_t{bytes}), 16, "PrefetchL2");
+}
 inline void StoreVector(void* global, const uint4& v) {
   emulated::CheckAligned(global, 16, "StoreVector");
   *static_cast<uint4*>(global) = v;
