@@ -1,6 +1,7 @@
-// Hyper-connections on a GPU. Everything between two sub-layers is one launch (two with many rows):
-// the expand of the previous output, the mix of the new streams, the collapse with its RMSNorm and
-// Q8 copy.
+// Hyper-connections on a GPU. Everything between two sub-layers is one operation: the expand of the
+// previous output, the mix of the new streams, the collapse with its RMSNorm and Q8 copy. This is the
+// kernel for up to kClusterRows rows, one launch; hyper_connection_many_rows.cu has those for more,
+// hyper_connection_cuda.cuh what both share.
 //
 // Cost per row (hidden 5120): 102.4 KB of memory traffic (x and 4 streams in, 4 streams and two
 // outputs out), 0.98 MFLOP of products with fn, which is 1.97 MB of fp32. Many rows are bound by
@@ -12,9 +13,10 @@
 //
 // The partition. The channels are cut into units of 32 (of all four streams: 128 products per
 // output). A warp owns a unit, a block `units_per_block` of them, a cluster of up to 16 blocks the
-// row. A unit's sums are 8 steps of the matrix instruction; units are added in ascending order
-// inside a block, then blocks in ascending order. That depends on the width alone, so a row has the
-// same bits in any batch. Sums of squares go the same way.
+// row. A unit's sums are 8 steps of the matrix instruction; units are added in ascending order in
+// each half of a block, then the halves, then blocks in ascending order. That depends on the width
+// alone, so a row has the same bits in any batch and in both kernels. Sums of squares go the same
+// way.
 //
 // The pipeline. A cluster takes tiles of 16 rows. A lane loads 16 bytes of each stream: eight
 // channels of one row. Which channel is which k of the matrix instruction is free as long as
@@ -26,16 +28,9 @@
 // of the thread (MEMBAR.ALL.GPU), so the new streams are stored after it. One extra warp per block
 // fetches the rows' coefficients and turns sums into new ones (39 dependent normalisations).
 //
-// That holds up to kClusterRows rows. More take two launches of independent blocks: with many rows
-// a cluster's kernel with the next tile's loads under way reached 25 % of the copy bandwidth on an
-// H200 (16 blocks, each with a multiprocessor for itself, must fit one of the GPU's groups, and
-// every arrival drains loads and stores; besides, the compiler had split half of the stream stores
-// into four). The first launch does what a cluster does up to the barrier: a block keeps its slice
-// of fn and walks the tiles of a part of the rows, with the next tile's loads under way, and stores
-// the collapsed rows in place of y and its partial sums, [block of the row][row][26], in scratch
-// memory. The second adds the partial sums in the cluster's order, normalises y in place, and
-// computes coefficients of 32 rows per warp, a row per lane. That moves 20 KB more per row, most of
-// it in the second-level cache, and 3 KB of sums.
+// With many rows this reached 25 % of the copy bandwidth on an H200: 16 blocks, each with a
+// multiprocessor for itself, must fit one of the GPU's groups, and every arrival drains loads and
+// stores.
 //
 // Up to 8 rows are half a tile of one cluster. Their kernel has no second half of rows in its
 // registers and keeps two of the three parts of fn there: 184 KB of shared memory take 1,440 cycles
