@@ -149,7 +149,7 @@ inline uint4 LoadStreaming(const void* global) {
 }
 inline void PrefetchL2(const void* global, uint32_t bytes) {
   emulated::CheckAligned(global, 16, "PrefetchL2");
-  emulated::CheckAligned(reinterpret_cast<const void*>(uintptr_t{bytes}), 16, "PrefetchL2");
+  if (bytes == 0 || bytes % 16 != 0) emulated::KernelFailed("PrefetchL2 of %u bytes", bytes);
 }
 inline void StoreVector(void* global, const uint4& v) {
   emulated::CheckAligned(global, 16, "StoreVector");
@@ -199,10 +199,6 @@ inline void BulkCopy(void* shared, const void* global, uint32_t bytes, Barrier* 
   emulated::CheckAligned(global, 16, "BulkCopy from global");
   if (bytes == 0 || bytes % 16 != 0) emulated::KernelFailed("BulkCopy of %u bytes", bytes);
   emulated::StartBulkCopy(shared, global, bytes, barrier);
-}
-inline void PrefetchL2(const void* global, uint32_t bytes) {
-  emulated::CheckAligned(global, 16, "PrefetchL2");
-  if (bytes == 0 || bytes % 16 != 0) emulated::KernelFailed("PrefetchL2 of %u bytes", bytes);
 }
 inline void FenceAsyncProxy() {}
 

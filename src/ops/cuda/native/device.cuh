@@ -325,10 +325,6 @@ __device__ inline void BulkCopy(void* shared, const void* global, uint32_t bytes
       "l"(global), "r"(bytes), "r"(SharedAddress(barrier))
       : "memory");
 }
-// Starts to bring bytes (a multiple of 16, 16-byte aligned) to the second-level cache.
-__device__ inline void PrefetchL2(const void* global, uint32_t bytes) {
-  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(global), "r"(bytes) : "memory");
-}
 // Shared memory written by ordinary stores or CopyAsync16 is seen by wgmma and bulk copies after
 // this fence in each writing thread and a barrier.
 __device__ inline void FenceAsyncProxy() {
