@@ -862,10 +862,6 @@ __device__ __forceinline__ void MultiplyTile(const Params& params, const Tile& t
         uint32_t a[S::kGroupSteps][4];
         codes.template Fragment<kFirst>(a[0]);
         if constexpr (S::kGroupSteps > 1) codes.template Fragment<kFirst + 1>(a[1]);
-        if constexpr (S::kGroupSteps > 2) {
-          codes.template Fragment<kFirst + 2>(a[2]);
-          codes.template Fragment<kFirst + 3>(a[3]);
-        }
         WarpgroupFence();
 #pragma unroll
         for (int step = 0; step < S::kGroupSteps; ++step)
@@ -882,7 +878,7 @@ __device__ __forceinline__ void MultiplyTile(const Params& params, const Tile& t
           BarrierArrive(Barriers<S>::XEmpty(used_slot));
       };
       multiply_group.template operator()<0>();
-      if constexpr (S::kGroupSteps < 4) multiply_group.template operator()<1>();
+      multiply_group.template operator()<1>();
       if constexpr (S::kGroupSteps < 2) {
         multiply_group.template operator()<2>();
         multiply_group.template operator()<3>();

@@ -32,7 +32,7 @@ bool PrefillTakes(const TensorView& x);
 struct PrefillChoice {
   int tile_tokens = 0;  // 64, 128, 192 or 256 (at most 192 where segments are chained)
   enum class Segments { kChosen, kChained, kSplit } segments = Segments::kChosen;
-  int group_steps = 2;  // 1, 2 or (FP4) 4
+  int group_steps = 2;  // 1 or 2; bf16 and chained FP8 have 2 only
 };
 
 // Scratch that one call takes at most.

@@ -10,9 +10,8 @@ Status LaunchPrefillKernel<WeightFormat::kFp4Group>(bool gated, bool chained, in
   constexpr WeightFormat kFormat = WeightFormat::kFp4Group;
   DI_CHECK(!chained);
   const auto launch = [&]<bool kGated>() {
-    return group_steps == 1   ? LaunchShape<Shape<kFormat, kGated, false, 1>>(params, stream)
-           : group_steps == 2 ? LaunchShape<Shape<kFormat, kGated, false, 2>>(params, stream)
-                              : LaunchShape<Shape<kFormat, kGated, false, 4>>(params, stream);
+    return group_steps == 1 ? LaunchShape<Shape<kFormat, kGated, false, 1>>(params, stream)
+                            : LaunchShape<Shape<kFormat, kGated, false, 2>>(params, stream);
   };
   return gated ? launch.template operator()<true>() : launch.template operator()<false>();
 }

@@ -316,9 +316,9 @@ std::vector<PrefillChoice> Choices(WeightFormat format, bool segmented, int64_t 
     const bool totals = segmented && segments == Segments::kChained;
     for (int tokens = totals ? 192 : 256; tokens >= 64; tokens -= 64) {
       if (tokens >= rows + 64 || (rows > 1024 && tokens < 128)) continue;
-      for (const int steps : {1, 2, 4}) {
+      for (const int steps : {1, 2}) {
         if (format == WeightFormat::kBf16 && steps != 2) continue;
-        if (format == WeightFormat::kFp8Block && (steps == 4 || (totals && steps == 1))) continue;
+        if (format == WeightFormat::kFp8Block && totals && steps == 1) continue;
         choices.push_back({.tile_tokens = tokens, .segments = segments, .group_steps = steps});
       }
     }
