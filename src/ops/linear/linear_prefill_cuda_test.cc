@@ -432,6 +432,15 @@ TEST_F(LinearPrefillTest, LayersOfTheModelHaveTheBitsOfTheKernelForFewRows) {
     for (int64_t row = 0; row < 1500; ++row)
       different += SameBytes(many.view(), row, few.view(), row) ? 0 : 1;
     EXPECT_EQ(different, 0) << "of 1500 rows";
+    // Few enough for segments on blocks of their own, twice: counters are left at zero.
+    for (const int64_t rows : {256, 200}) {
+      const OwnedTensor split = Prefill(x_device, rows, weights[0], DType::kF32, false,
+                                        {.segments = cuda::PrefillChoice::Segments::kSplit});
+      different = 0;
+      for (int64_t row = 0; row < rows; ++row)
+        different += SameBytes(split.view(), row, few.view(), row) ? 0 : 1;
+      EXPECT_EQ(different, 0) << "of " << rows << " rows";
+    }
   }
 }
 
