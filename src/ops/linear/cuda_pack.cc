@@ -45,16 +45,11 @@ LinearSegments SegmentsOf(WeightFormat format, int64_t n, int64_t k) {
 }
 
 int64_t CudaPaddedK(WeightFormat format, int64_t k) {
-  const int64_t multiple = format == WeightFormat::kFp4Group ? 256 : 64;
-  return CeilDiv(k, multiple) * multiple;
+  return CeilDiv(k, CudaChunkColumns(format)) * CudaChunkColumns(format);
 }
 
 int64_t CudaStripBytes(WeightFormat format, int64_t k) {
-  const int64_t padded_k = CudaPaddedK(format, k);
-  const int64_t units = padded_k / CudaUnitColumns(format);
-  int64_t bytes = CudaUnitOffset(format, units);
-  if (format == WeightFormat::kFp8Block) bytes += CeilDiv(units, 128) * 128;
-  return bytes;
+  return CudaPaddedK(format, k) / CudaChunkColumns(format) * CudaChunkBytes(format);
 }
 
 Result<int> CudaOutputExponent(std::span<const LinearSource> sources, ThreadPool& pool) {
@@ -124,12 +119,21 @@ std::vector<uint8_t> PackCudaWeightOnHost(const LinearSource& source, int output
       }
     }
     if (source.format == WeightFormat::kBf16) continue;
-    const int bias = CudaScaleBias(source.format) - output_exponent;
-    for (int64_t block = 0; block < source.k / 32; ++block) {
-      for (int64_t i = 0; i < kCudaStripOutputs && first + i < source.n; ++i) {
-        const int64_t row = source.format == WeightFormat::kFp8Block ? (first + i) / 32 : first + i;
-        to[CudaScaleOffset(source.format, padded_k, i, block)] =
-            static_cast<uint8_t>(Row(source.scale, row)[block] + bias);
+    const bool fp4 = source.format == WeightFormat::kFp4Group;
+    // Zero where there is no scale; then the codes are zero as well.
+    const auto field = [&](int64_t output, int64_t block) -> uint32_t {
+      if (output >= source.n || block >= source.k / 32) return 0;
+      return static_cast<uint8_t>(Row(source.scale, fp4 ? output : output / 32)[block] +
+                                  CudaScaleBias(source.format) - output_exponent);
+    };
+    for (int64_t unit = 0; unit * columns < padded_k; ++unit) {
+      for (int64_t g = 0; g < (fp4 ? 8 : 1); ++g) {
+        const uint32_t word =
+            fp4 ? CudaFp4ScaleWord(field(first + g, 2 * unit), field(first + g + 8, 2 * unit),
+                                   field(first + g, 2 * unit + 1),
+                                   field(first + g + 8, 2 * unit + 1))
+                : CudaScalePair(field(first, unit), field(first, unit));
+        std::memcpy(to + CudaScaleWordOffset(source.format, unit, g), &word, 4);
       }
     }
   }
@@ -148,7 +152,7 @@ void UnpackCudaOutput(WeightFormat format, int64_t k, int output_exponent,
       value = Bf16ToF32(Bf16{static_cast<uint16_t>(code)});
       continue;
     }
-    const int field = strip[CudaScaleOffset(format, CudaPaddedK(format, k), lane, column / 32)];
+    const int field = CudaScaleFieldAt(format, strip, lane, column / 32);
     const float unscaled = format == WeightFormat::kFp8Block
                                ? E4M3ToF32(static_cast<uint8_t>(code))
                                : E2M1ToF32(static_cast<uint8_t>(code));

@@ -8,20 +8,25 @@
 // with an even and an odd column.
 //
 //   bf16  unit = 16 columns, one step: the four registers as they are.
-//   FP8   unit = 32 columns, two steps of 8 bytes. Word 0 of a step holds a0 (high bytes of both
-//         halves: even column in the low half) and a1 (low bytes), word 1 holds a2 and a3.
-//         Scales follow the units of the strip: one byte per unit, padded to 128.
-//   FP4   unit = 64 columns, four steps of 4 bytes. Even columns are in the low half of a word, odd
-//         ones in the high half; of a half, a0 has bits 15, 8, 7, 6 (sign, exponent, mantissa: the
-//         places that they have in bf16), a1 bits 12, 5, 4, 3, a2 bits 9, 2, 1, 0, and a3 bits 14
-//         (sign), 13, 11, 10. After every four units (256 columns) come 128 bytes of scales:
-//         [g][unit of the four][(k / 32) % 2][row g, row g + 8].
+//   FP8   unit = 32 columns, two steps of 8 bytes. Word 0 of a step holds a0 and a1, word 1 holds
+//   a2
+//         and a3, the even columns in the low halves. The even register's codes have the places of
+//         a bf16 number (sign 15, exponent 10 ... 7, mantissa 6 ... 4), the odd one's the bits in
+//         between. After every four units (128 columns) come 16 bytes of scales: a word per unit,
+//         the scale as a pair of bf16 numbers.
+//   FP4   unit = 64 columns, four steps of 4 bytes. The words of two steps hold their eight
+//         registers: a0, a1 and a2 of a step in its own word, each in a rotation of the places of a
+//         bf16 number (sign 15, exponent 8 and 7, mantissa 6), a3 of both in what is left of both.
+//         After every four units (256 columns) come 128 bytes of scales: [g][unit of the four], a
+//         word with those of the rows g and g + 8 for both blocks of 32 columns.
 //
-// A scale byte is the exponent field of the bf16 number that codes are multiplied by after they
+// Why: few instructions per code (linear_convert.cuh). Where each bit is: cuda_layout.h.
+//
+// A scale field is the exponent field of the bf16 number that codes are multiplied by after they
 // were put into place: 2^(scale + 126) for FP4 and 2^(scale + 120) for FP8, divided by
 // 2^output_exponent, by which sums are multiplied at the end. Products of codes and scales are then
-// exact bf16 numbers. Columns beyond k (to a multiple of 256 for FP4, of 64 otherwise) and outputs
-// beyond n (to a multiple of 64) are zero.
+// exact bf16 numbers. Columns beyond k (to a multiple of 256 for FP4, of 128 for FP8, of 64 for
+// bf16) and outputs beyond n (to a multiple of 64) are zero.
 #pragma once
 
 #include <cstdint>

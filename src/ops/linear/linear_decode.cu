@@ -3,6 +3,7 @@
 #include "ops/linear/linear_decode.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 
 #include "base/ceil_div.h"
@@ -12,42 +13,47 @@
 namespace deepinfer::cuda {
 
 // Instantiated in linear_decode_*.cu.
-extern template Status LaunchDecodeKernel<WeightFormat::kBf16>(const DecodeWork&,
-                                                               const LaunchConfig&, Stream&);
-extern template Status LaunchDecodeKernel<WeightFormat::kFp8Block>(const DecodeWork&,
-                                                                   const LaunchConfig&, Stream&);
-extern template Status LaunchDecodeKernel<WeightFormat::kFp4Group>(const DecodeWork&,
-                                                                   const LaunchConfig&, Stream&);
+extern template Status LaunchDecodeKernel<WeightFormat::kBf16>(const DecodeWork&, LaunchConfig,
+                                                               Stream&);
+extern template Status LaunchDecodeKernel<WeightFormat::kFp8Block>(const DecodeWork&, LaunchConfig,
+                                                                   Stream&);
+extern template Status LaunchDecodeKernel<WeightFormat::kFp4Group>(const DecodeWork&, LaunchConfig,
+                                                                   Stream&);
 
 namespace {
 
-constexpr int kRingsBytes = kDecodeWarps * kRingStages * (kRingStageBytes + 8);
-// Shared memory of a block of which two fit into a multiprocessor (228 KB, 1 KB for each block),
-// and of the largest block.
-constexpr int kHalfSharedBytes = 113 * 1024;
-constexpr int kMaxSharedBytes = 227 * 1024;
-constexpr int kMinXBytes = 36 * 1024;
+// Shared memory of a block of which so many fit into a multiprocessor (228 KB, 1 KB for each
+// block).
+constexpr int SharedBytesFor(int blocks) {
+  return blocks == 3 ? 75 * 1024 : blocks == 2 ? 113 * 1024 : 227 * 1024;
+}
+constexpr int kMaxRingSlots = 4;
+constexpr int kMaxXSlots = 16;
 
 int Streams(const DecodeProblem& problem) {
   return problem.strips_per_item * (problem.up == nullptr ? 1 : 2);
 }
 
 // Cuts the problems for items of `block_rows` rows; the number of items of ungrouped work.
-int64_t CutProblems(DecodeWork& work) {
-  const int most_streams = kDecodeWarps * StripsPerWarp(work.block_rows);
+int64_t CutProblems(WeightFormat format, DecodeWork& work) {
+  const int strips = StripsPerWarp(format, work.block_rows);
+  const int most_streams = kDecodeWarps * strips;
   int64_t items = 0;
   for (int i = 0; i < work.num_problems; ++i) {
     DecodeProblem& problem = work.problems[i];
     const int sides = problem.up == nullptr ? 1 : 2;
     // A group of 32 outputs that is quantised stays together.
-    const int least_strips = problem.quantize ? 2 : StripsPerWarp(work.block_rows);
+    const int least_strips = problem.quantize ? 2 : strips;
     // Warps on different segments need different columns of x at a time.
-    const int most_places = std::max(1, kMaxDecodeRows / work.block_rows);
+    const int most_places = work.block_rows <= 8 ? 8 : 4;
     problem.segments_per_round =
         std::min({problem.segments, most_places, most_streams / (sides * least_strips)});
+    problem.rounds = CeilDiv(problem.segments, problem.segments_per_round);
     problem.strips_per_item = least_strips;
     while (2 * Streams(problem) * problem.segments_per_round <= most_streams)
       problem.strips_per_item *= 2;
+    problem.slot_shift = std::countr_zero(static_cast<unsigned>(Streams(problem) / strips));
+    problem.direct = problem.segments == 1 && problem.up == nullptr && !problem.quantize;
     problem.strip_blocks =
         static_cast<int>(CeilDiv(CeilDiv(problem.n, kCudaStripOutputs), problem.strips_per_item));
     problem.first_item = static_cast<int>(items);
@@ -56,72 +62,93 @@ int64_t CutProblems(DecodeWork& work) {
   return items;
 }
 
-// The smallest block of rows that holds so many.
-int BlockRowsFor(int64_t rows) {
-  return rows <= 8 ? 8 : rows <= 16 ? 16 : rows <= 32 ? 32 : 64;
-}
+// Shares out the shared memory for `blocks` blocks per multiprocessor; false where too little is
+// left for the rings.
+bool ShareMemory(WeightFormat format, int64_t rows, int blocks, DecodeWork& work) {
+  const int strips = StripsPerWarp(format, work.block_rows);
+  const int chunk_bytes = static_cast<int>(CudaChunkBytes(format));
+  const int x_rows = work.block_rows == 8 ? static_cast<int>(std::min<int64_t>(8, rows)) : 16;
+  int places = 1;
+  int streams = 1;
+  int segments = 0;  // of problems that need the table of sums
+  for (int i = 0; i < work.num_problems; ++i) {
+    const DecodeProblem& problem = work.problems[i];
+    places = std::max(places, problem.segments_per_round);
+    if (problem.direct) continue;
+    streams = std::max(streams, Streams(problem));
+    segments = std::max(segments, problem.segments);
+  }
+  work.x_slot_bytes = places * x_rows * DecodeXPitch(format);
+  work.sum_stride = streams * static_cast<int>(kCudaStripOutputs) + 4;
+  work.sum_floats = work.block_rows * work.sum_stride;
+  work.table_floats = segments * work.sum_floats;
+  const int ring_slot_bytes = kDecodeWarps * (strips * chunk_bytes + 8);
+  const int x_slot_bytes = work.x_slot_bytes + 16;
+  const int64_t table_bytes =
+      work.groups > 0 ? 12 * (int64_t{work.groups} + 1) + 8 * (kDecodeWarps + 1) : 0;
+  const int64_t left = SharedBytesFor(blocks) - 4 * work.table_floats - 16 - table_bytes;
 
-// Rows per block for groups whose sizes only the device knows. Small blocks save nothing (an item
-// with few rows takes the instructions of a small one), so blocks are as large as shared memory for
-// two blocks per multiprocessor allows, unless groups are likely to have more rows.
-int GroupBlockRows(int64_t rows, int64_t groups) {
-  return rows / groups > 24 ? 64 : std::min(32, BlockRowsFor(rows));
+  const int least_ring_slots = strips == 1 ? 3 : 2;
+  const int most_ring_slots =
+      TuneDecode().ring_slots > 0 ? TuneDecode().ring_slots : kMaxRingSlots / strips;
+  const int least_x_slots = blocks == 3 ? 4 : 2;
+  work.ring_slots = std::min(least_ring_slots, most_ring_slots);
+  work.x_slots = least_x_slots;
+  const auto fits = [&](int ring_slots, int x_slots) {
+    return int64_t{ring_slots} * ring_slot_bytes + int64_t{x_slots} * x_slot_bytes <= left;
+  };
+  if (!fits(work.ring_slots, work.x_slots)) return false;
+  while (work.ring_slots < most_ring_slots && fits(work.ring_slots + 1, work.x_slots))
+    ++work.ring_slots;
+  while (work.x_slots < kMaxXSlots && fits(work.ring_slots, work.x_slots + 1)) ++work.x_slots;
+  work.shared_bytes =
+      static_cast<int>(CeilDiv(4 * work.table_floats + 16 + table_bytes +
+                                   work.ring_slots * ring_slot_bytes + work.x_slots * x_slot_bytes,
+                               16) *
+                       16);
+  return true;
 }
 
 }  // namespace
 
+DecodeTuning& TuneDecode() {
+  static DecodeTuning tuning;
+  return tuning;
+}
+
 Status LaunchDecode(WeightFormat format, DecodeWork work, Stream& stream) {
   int64_t rows = 0;
   for (int i = 0; i < work.num_problems; ++i) rows = std::max<int64_t>(rows, work.problems[i].rows);
-  work.block_rows = work.groups > 0 ? GroupBlockRows(rows, work.groups) : BlockRowsFor(rows);
-  int64_t items = CutProblems(work);
+  // Only the device knows the sizes of groups. Items of 16 rows lose nothing on groups with fewer.
+  work.block_rows = rows <= 8 ? 8 : 16;
+  if (work.groups > 0 && TuneDecode().group_block_rows > 0)
+    work.block_rows = TuneDecode().group_block_rows;
+  int64_t items = CutProblems(format, work);
   if (work.groups > 0) {
     // At most: every group has rows, and a block that is not full.
     const int64_t row_blocks =
         std::min(rows, work.groups + CeilDiv(rows, int64_t{work.block_rows}));
     items = row_blocks * work.problems[0].strip_blocks;
-  } else {
+  } else if (work.block_rows > 8 && items < stream.sm_count()) {
     // Smaller blocks of rows read weights more often, from the L2, but keep more of the GPU busy.
-    while (work.block_rows > 8 && items < stream.sm_count()) {
-      work.block_rows /= 2;
-      items = CutProblems(work);
-    }
+    work.block_rows = 8;
+    items = CutProblems(format, work);
   }
   work.items = static_cast<int>(items);
 
-  int streams = 1;
-  int places = 1;
-  bool many_rounds = false;
-  for (int i = 0; i < work.num_problems; ++i) {
-    const DecodeProblem& problem = work.problems[i];
-    streams = std::max(streams, Streams(problem));
-    places = std::max(places, problem.segments_per_round);
-    many_rounds = many_rounds || problem.segments > problem.segments_per_round;
-  }
-  const int block_rows = work.block_rows;
-  work.sum_stride = streams * static_cast<int>(kCudaStripOutputs) + 4;
-  work.sum_bytes = block_rows * work.sum_stride * 4;
-  const int x_rows = block_rows == 8 ? static_cast<int>(std::min<int64_t>(8, rows)) : block_rows;
-  const int least_x_bytes = std::max(2 * places * x_rows * kXPitch, places * work.sum_bytes);
-  work.x_bytes = std::max(least_x_bytes, kMinXBytes);
-  const auto shared_bytes = [&] {
-    const int64_t bytes =
-        kRingsBytes + kMaxDecodeRows * 4 + work.x_bytes + (many_rounds ? work.sum_bytes : 0) +
-        (work.groups > 0 ? 12 * (int64_t{work.groups} + 1) + 8 * kDecodeWarps : 0);
-    return CeilDiv(bytes, 16) * 16;
-  };
-  if (shared_bytes() > kMaxSharedBytes) {
+  int blocks = work.block_rows == 8 ? 3 : 2;
+  if (TuneDecode().blocks_per_multiprocessor > 0)
+    blocks = std::min(blocks, TuneDecode().blocks_per_multiprocessor);
+  while (!ShareMemory(format, rows, blocks, work)) {
+    if (--blocks > 0) continue;
     return Fail(
         Code::kUnsupported,
         fmt::format("A grouped linear has {} groups; the CUDA kernels take fewer.", work.groups),
         "group_offsets");
   }
-  work.shared_bytes = static_cast<int>(shared_bytes());
 
   LaunchConfig config;
-  const int64_t per_multiprocessor = work.shared_bytes <= kHalfSharedBytes ? 2 : 1;
-  config.grid.x = static_cast<uint32_t>(std::min(items, per_multiprocessor * stream.sm_count()));
-  config.block = kDecodeThreads;
+  config.grid.x = static_cast<uint32_t>(std::min<int64_t>(items, blocks * stream.sm_count()));
   config.shared_bytes = work.shared_bytes;
   config.overlap_previous = true;
   switch (format) {
@@ -218,7 +245,7 @@ __global__ void ReferenceKernel(const __grid_constant__ DecodeWork work, int pro
     }
     float scale = 1.0f;
     if (kFormat != WeightFormat::kBf16) {
-      const int field = strip[CudaScaleOffset(kFormat, problem.padded_k, in_strip, block)];
+      const int field = CudaScaleFieldAt(kFormat, strip, in_strip, block);
       scale = ldexpf(1.0f, field - CudaScaleBias(kFormat) - 127);
     }
     total += sum * (scale * problem.weight_factor);

@@ -1,20 +1,25 @@
-// The kernel for linears with few rows per weight. It is bound by the weights' bytes: below about
-// 30 rows a multiprocessor has time to convert codes to bf16 and multiply them while the bytes
-// arrive.
+// The kernel for linears with few rows per weight. It is bound by the weights' bytes, as long as a
+// multiprocessor has the instructions to convert codes to bf16 and multiply them while the bytes
+// arrive: at full speed it gets 17 bytes and issues four instructions per clock, 125 for the 1,024
+// FP4 codes of a unit, of which half may be integer or logic; 59 are used, see linear_convert.cuh.
 //
-// A block of eight warps takes items: some neighbouring strips of 16 outputs, up to 64 rows. Each
-// warp walks one strip (and segment of K) as a sequential stream: one lane copies pieces of 2 KB
-// into the warp's ring in shared memory (bulk copies, kRingStages under way per warp, about 70 KB
-// per block), all lanes read their fragments from there (16 bytes per lane and unit), convert them
-// and multiply them with x (mma.sync, weights are A). The ring runs ahead over the ends of segments
-// and items, so that the memory never waits for a block's epilogue; before the kernel in front has
-// ended it already loads the first weights. Rows of x are copied to shared memory by all warps, 256
-// columns at a time or all at once, and read with ldmatrix. With more than eight rows x would be
-// most of what shared memory delivers, so a warp walks two strips that use the same fragments of x.
+// A block has eight warps that multiply and one that copies x. It takes items: some neighbouring
+// strips of 16 outputs, up to 16 rows. Each warp walks one strip (and segment of K) as a sequential
+// stream: one lane copies chunks of 2 KB with their scales into the warp's ring in shared memory
+// (bulk copies, several under way per warp), all lanes read their fragments from there (16 bytes
+// per lane and unit), convert them and multiply them with x (mma.sync, weights are A). The ring
+// runs ahead over the ends of segments and items, so that the memory never waits for an epilogue;
+// before the kernel in front has ended it already loads the first weights. The warp for x runs
+// ahead as well, through a ring of stages that all warps read, each as long as a chunk. Nothing in
+// the loop over K waits for the whole block. With more than eight rows of FP4 x would be most of
+// what shared memory delivers, so a warp walks two strips that use the same fragments of x.
+//
+// Outputs that one warp has alone are stored from its registers. Others (several segments, gate and
+// up, groups that are quantised) meet in shared memory.
 //
 // Numbers: a segment's sum takes k16 steps in ascending order from zero; sums of segments are added
-// in ascending order, through shared memory. So a row's bits do not depend on other rows, nor on
-// how items and segments are distributed over warps.
+// in ascending order. So a row's bits do not depend on other rows, nor on how items and segments
+// are distributed over warps.
 #pragma once
 
 #include <algorithm>
@@ -22,24 +27,29 @@
 
 #include "device.cuh"
 #include "ops/linear/cuda_layout.h"
+#include "ops/linear/linear_convert.cuh"
 #include "ops/linear/linear_decode.h"
 #include "ops/quantize/group_quantize.cuh"
 
 namespace deepinfer::cuda {
 
-inline constexpr int kDecodeWarps = 8;
-inline constexpr int kDecodeThreads = 32 * kDecodeWarps;
-inline constexpr int kRingStages = 4;
-// Four units of 512 bytes, and scales of FP4.
-inline constexpr int kRingStageBytes = 2176;
-inline constexpr int kXStageColumns = 256;
+inline constexpr int kBlockWarps = kDecodeWarps + 1;
+inline constexpr int kBlockThreads = 32 * kBlockWarps;
+
+// A stage of the ring and of x: four units.
+template <WeightFormat kFormat>
+inline constexpr int kStageColumns = static_cast<int>(CudaChunkColumns(kFormat));
+template <WeightFormat kFormat>
+inline constexpr int kChunkBytes = static_cast<int>(CudaChunkBytes(kFormat));
 // Rows of x are 16 bytes more apart than they are long, so that the eight rows that ldmatrix reads
 // at a time are in different banks.
-inline constexpr int kXPitch = 2 * kXStageColumns + 16;
-
-// Columns of a stage of the ring.
 template <WeightFormat kFormat>
-inline constexpr int kRingColumns = static_cast<int>(4 * CudaUnitColumns(kFormat));
+inline constexpr int kXPitch = DecodeXPitch(kFormat);
+
+// Places for rows of x in a stage: of eight rows those that exist, to save memory.
+__device__ inline int RowPlaces(int rows) {
+  return rows <= 8 ? rows : 16;
+}
 
 // What a block works on.
 struct DecodeItem {
@@ -50,13 +60,17 @@ struct DecodeItem {
   int rows = 0;
 };
 
-// Groups that have rows, in shared memory: with `first_item` of each and of the end.
+// Groups that have rows, in shared memory: lists of capacity groups + 1, with the end behind the
+// last one. In registers only what the loops over items need.
 struct GroupTable {
-  const int* first_item;
-  const int* group;
-  const int* first_row;
-  int count;
-  int items;
+  const int* first_item = nullptr;
+  int count = 0;
+  __device__ const int* Group(const DecodeWork& work) const {
+    return first_item + work.groups + 1;
+  }
+  __device__ const int* FirstRow(const DecodeWork& work) const {
+    return first_item + 2 * (work.groups + 1);
+  }
 };
 
 __device__ inline DecodeItem FindItem(const DecodeWork& work, const GroupTable& table, int item) {
@@ -75,10 +89,10 @@ __device__ inline DecodeItem FindItem(const DecodeWork& work, const GroupTable& 
         high = middle;
       }
     }
-    found.group = table.group[low];
+    found.group = table.Group(work)[low];
     first_item = table.first_item[low];
-    first_row = table.first_row[low];
-    end_row = table.first_row[low + 1];
+    first_row = table.FirstRow(work)[low];
+    end_row = table.FirstRow(work)[low + 1];
   } else {
     while (found.problem + 1 < work.num_problems &&
            work.problems[found.problem + 1].first_item <= item)
@@ -95,496 +109,18 @@ __device__ inline DecodeItem FindItem(const DecodeWork& work, const GroupTable& 
   return found;
 }
 
-// What one warp of an item works on in one round: strips that share their columns of x. No columns:
-// nothing.
-template <int kStrips>
-struct WarpSegment {
-  const uint8_t* strip[kStrips] = {};
-  int begin = 0;  // columns
-  int end = 0;
-};
-
-// The streams of an item, strips of `weight` and then those of `up`, are dealt to warps: one to
-// each, or two, gate and up of the same outputs or two neighbours.
-template <int kStrips>
-__device__ inline int StreamOfWarp(const DecodeProblem& problem, int slot, int strip) {
-  if (kStrips == 1) return slot;
-  return problem.up == nullptr ? 2 * slot + strip : slot + strip * problem.strips_per_item;
-}
-
-template <int kStrips>
-__device__ inline WarpSegment<kStrips> SegmentOfWarp(const DecodeProblem& problem,
-                                                     const DecodeItem& item, int round, int warp) {
-  const int streams = (problem.up == nullptr ? 1 : 2) * problem.strips_per_item;
-  const int slots = streams / kStrips;
-  const int place = warp / slots;  // among the segments of the round
-  const int slot = warp - place * slots;
-  const int segment = round * problem.segments_per_round + place;
-  WarpSegment<kStrips> found;
-  if (place >= problem.segments_per_round || segment >= problem.segments) return found;
-#pragma unroll
-  for (int i = 0; i < kStrips; ++i) {
-    const int stream = StreamOfWarp<kStrips>(problem, slot, i);
-    const bool is_up = stream >= problem.strips_per_item;
-    const int strip = item.strip_block * problem.strips_per_item +
-                      (is_up ? stream - problem.strips_per_item : stream);
-    // A pair of strips of which the first exists is in memory, because strips are padded to tiles.
-    if (i == 0 && strip * kCudaStripOutputs >= problem.n) return found;
-    found.strip[i] = (is_up ? problem.up + item.group * problem.up_step
-                            : problem.weight + item.group * problem.weight_step) +
-                     strip * problem.strip_bytes;
-  }
-  found.begin = segment * problem.segment_columns;
-  found.end = min(found.begin + problem.segment_columns, problem.padded_k);
-  return found;
-}
-
-// The lane that keeps a warp's ring full: where it is in the warp's sequence of streams. Two strips
-// take turns.
-template <WeightFormat kFormat, int kStrips>
-struct RingProducer {
-  WarpSegment<kStrips> segment;
-  int column = 0;
-  int strip = 0;
-  int item = 0;
-  int round = -1;
-  int rounds = 0;
-  DecodeItem found;
-
-  __device__ bool NextSegment(const DecodeWork& work, const GroupTable& table, int items) {
-    while (true) {
-      if (++round >= rounds) {
-        if (rounds > 0) item += static_cast<int>(gridDim.x);
-        if (item >= items) {
-          rounds = 0;
-          round = -1;
-          return false;
-        }
-        found = FindItem(work, table, item);
-        const DecodeProblem& problem = work.problems[found.problem];
-        rounds = (problem.segments + problem.segments_per_round - 1) / problem.segments_per_round;
-        round = 0;
-      }
-      segment = SegmentOfWarp<kStrips>(work.problems[found.problem], found, round,
-                                       static_cast<int>(threadIdx.x) / 32);
-      column = segment.begin;
-      if (column < segment.end) return true;
-    }
-  }
-
-  // One lane. Fills a stage that nobody reads any more, if there is anything left.
-  __device__ void Fill(const DecodeWork& work, const GroupTable& table, int items, uint8_t* stage,
-                       Barrier* barrier) {
-    if (column >= segment.end && (item >= items || !NextSegment(work, table, items))) return;
-    constexpr int kColumns = kRingColumns<kFormat>;
-    constexpr int kUnitColumns = static_cast<int>(CudaUnitColumns(kFormat));
-    const uint8_t* own = strip == 0 ? segment.strip[0] : segment.strip[kStrips - 1];
-    const uint8_t* from = own + CudaUnitOffset(kFormat, column / kUnitColumns);
-    if (kFormat == WeightFormat::kFp8Block) {
-      const int units = min(kColumns, segment.end - column) / kUnitColumns;
-      const uint32_t bytes = static_cast<uint32_t>(units) * 512;
-      BarrierArriveExpect(barrier, bytes);
-      BulkCopy(stage, from, bytes, barrier);
-    } else {
-      constexpr uint32_t kBytes = kFormat == WeightFormat::kFp4Group ? 2176 : 2048;
-      BarrierArriveExpect(barrier, kBytes);
-      BulkCopy(stage, from, kBytes, barrier);
-    }
-    if (++strip == kStrips) {
-      strip = 0;
-      column += kColumns;
-    }
-  }
-};
-
-// The scales of FP8 that a warp needs in one round. A stage of the ring has a word of them, which
-// is too little for a bulk copy of its own: each lane loads the word of one of 32 stages, and those
-// of the next 32 already.
-template <int kStrips>
-struct Fp8Scales {
-  const uint8_t* from[kStrips];
-  int end = 0;  // words
-  int word = 0;
-  uint32_t now[kStrips] = {};
-  uint32_t later[kStrips] = {};
-
-  __device__ void Start(const WarpSegment<kStrips>& segment, int padded_k) {
-    word = segment.begin / 128;
-    end = (segment.end + 127) / 128;
-#pragma unroll
-    for (int i = 0; i < kStrips; ++i) {
-      from[i] = segment.strip[i] + padded_k / 32 * kCudaUnitBytes;
-      now[i] = Load(i, word);
-      later[i] = Load(i, word + 32);
-    }
-  }
-  // The words of the next stage of each strip.
-  __device__ void Next(int stage, uint32_t (&words)[kStrips]) {
-#pragma unroll
-    for (int i = 0; i < kStrips; ++i) words[i] = __shfl_sync(0xffffffffu, now[i], stage % 32);
-    if (stage % 32 != 31) return;
-    word += 32;
-#pragma unroll
-    for (int i = 0; i < kStrips; ++i) {
-      now[i] = later[i];
-      later[i] = Load(i, word + 32);
-    }
-  }
-
- private:
-  __device__ uint32_t Load(int strip, int first) const {
-    const int at = first + LaneId();
-    return at < end ? *reinterpret_cast<const uint32_t*>(from[strip] + 4 * at) : 0u;
-  }
-};
-
-// Two bf16 numbers 2^(field - 127) from byte kByte of a word of exponent fields.
-template <int kByte>
-__device__ inline uint32_t ScalePair(uint32_t fields) {
-  // The byte at the bits 8 ... 15 and 24 ... 31, then one down.
-  return __byte_perm(fields, 0, 0x0404u | (kByte << 4) | (kByte << 12)) >> 1;
-}
-
-// The A fragments of k16 step kStep of the eight that 64 columns of FP4 (a unit) have ... in bf16.
-__device__ inline void ConvertFp4(uint32_t word, uint32_t low_scale, uint32_t high_scale,
-                                  uint32_t (&a)[4]) {
-  constexpr uint32_t kMask = 0x81c081c0u;
-  a[0] = MulBf16x2(word & kMask, low_scale);
-  a[1] = MulBf16x2((word << 3) & kMask, high_scale);
-  a[2] = MulBf16x2((word << 6) & kMask, low_scale);
-  a[3] = MulBf16x2(
-      ((word << 1) & 0x80008000u) | ((word >> 5) & 0x01000100u) | ((word >> 4) & 0x00c000c0u),
-      high_scale);
-}
-
-__device__ inline void ConvertFp8(uint32_t first, uint32_t second, uint32_t scale,
-                                  uint32_t (&a)[4]) {
-  constexpr uint32_t kSign = 0x80008000u;
-  constexpr uint32_t kRest = 0x07f007f0u;
-  a[0] = MulBf16x2((first & kSign) | ((first >> 4) & kRest), scale);
-  a[1] = MulBf16x2(((first << 8) & kSign) | ((first << 4) & kRest), scale);
-  a[2] = MulBf16x2((second & kSign) | ((second >> 4) & kRest), scale);
-  a[3] = MulBf16x2(((second << 8) & kSign) | ((second << 4) & kRest), scale);
-}
-
-// The A fragments of two k16 steps, 32 columns, of one strip.
-struct TwoSteps {
-  uint32_t a[2][4];
-};
-
-// Block kBlock of 32 columns of the stage of a strip.
-template <WeightFormat kFormat, int kBlock>
-__device__ inline void LoadTwoSteps(const uint8_t* stage, const uint4& codes, const uint4& fields,
-                                    TwoSteps* steps) {
-  if constexpr (kFormat == WeightFormat::kFp4Group) {
-    constexpr int kUnit = kBlock / 2;
-    const uint32_t f = kUnit == 0   ? fields.x
-                       : kUnit == 1 ? fields.y
-                       : kUnit == 2 ? fields.z
-                                    : fields.w;
-    const uint32_t low_scale = ScalePair<2 * (kBlock % 2)>(f);
-    const uint32_t high_scale = ScalePair<2 * (kBlock % 2) + 1>(f);
-    ConvertFp4(kBlock % 2 == 0 ? codes.x : codes.z, low_scale, high_scale, steps->a[0]);
-    ConvertFp4(kBlock % 2 == 0 ? codes.y : codes.w, low_scale, high_scale, steps->a[1]);
-  } else if constexpr (kFormat == WeightFormat::kFp8Block) {
-    const uint32_t scale = ScalePair<kBlock>(fields.x);
-    ConvertFp8(codes.x, codes.y, scale, steps->a[0]);
-    ConvertFp8(codes.z, codes.w, scale, steps->a[1]);
-  } else {
-    const uint4 second =
-        *reinterpret_cast<const uint4*>(stage + 1024 * kBlock + 512 + 16 * LaneId());
-    steps->a[0][0] = codes.x;
-    steps->a[0][1] = codes.y;
-    steps->a[0][2] = codes.z;
-    steps->a[0][3] = codes.w;
-    steps->a[1][0] = second.x;
-    steps->a[1][1] = second.y;
-    steps->a[1][2] = second.z;
-    steps->a[1][3] = second.w;
-  }
-}
-
-// Blocks kBlock ... of 32 columns. `codes` are those of a unit of which the block is a part. x: the
-// lane's address for ldmatrix in the first eight rows.
-template <WeightFormat kFormat, int kTiles, int kStrips, int kBlock, int kEnd>
-__device__ inline void MultiplyBlocks(const uint8_t* stage, uint4 (&codes)[kStrips],
-                                      const uint4 (&fields)[kStrips], const uint8_t* x,
-                                      float (&sums)[kStrips][kTiles][4]) {
-  if constexpr (kBlock < kEnd) {
-    // Bytes of a strip's codes for 32 columns.
-    constexpr int kBytes = static_cast<int>(kCudaUnitBytes * 32 / CudaUnitColumns(kFormat));
-    TwoSteps steps[kStrips];
-#pragma unroll
-    for (int i = 0; i < kStrips; ++i) {
-      const uint8_t* own = stage + i * kRingStageBytes;
-      if constexpr (kBlock * kBytes % kCudaUnitBytes == 0)
-        codes[i] = *reinterpret_cast<const uint4*>(own + kBlock * kBytes + 16 * LaneId());
-      LoadTwoSteps<kFormat, kBlock>(own, codes[i], fields[i], &steps[i]);
-    }
-#pragma unroll
-    for (int tile = 0; tile < kTiles; ++tile) {
-      uint32_t b[4];
-      LoadMatrix4(b, x + tile * 8 * kXPitch + 64 * kBlock);
-      const uint32_t b0[2] = {b[0], b[1]};
-      const uint32_t b1[2] = {b[2], b[3]};
-#pragma unroll
-      for (int i = 0; i < kStrips; ++i) {
-        MmaBf16(sums[i][tile], steps[i].a[0], b0);
-        MmaBf16(sums[i][tile], steps[i].a[1], b1);
-      }
-    }
-    MultiplyBlocks<kFormat, kTiles, kStrips, kBlock + 1, kEnd>(stage, codes, fields, x, sums);
-  }
-}
-
-// The stages of a warp's strips, one behind the other, times x. `scales`: of FP8.
-template <WeightFormat kFormat, int kTiles, int kStrips>
-__device__ inline void MultiplyStages(const uint8_t* stage, const uint8_t* x, int columns,
-                                      const uint32_t (&scales)[kStrips],
-                                      float (&sums)[kStrips][kTiles][4]) {
-  uint4 codes[kStrips] = {};
-  uint4 fields[kStrips] = {};
-#pragma unroll
-  for (int i = 0; i < kStrips; ++i) {
-    if (kFormat == WeightFormat::kFp4Group) {
-      fields[i] =
-          *reinterpret_cast<const uint4*>(stage + i * kRingStageBytes + 2048 + LaneId() / 4 * 16);
-    }
-    if (kFormat == WeightFormat::kFp8Block) fields[i].x = scales[i];
-  }
-  constexpr int kBlocks = kRingColumns<kFormat> / 32;
-  if (kFormat == WeightFormat::kFp8Block && columns < kRingColumns<kFormat>) {
-    // The end of a K that is an odd multiple of 64.
-    MultiplyBlocks<kFormat, kTiles, kStrips, 0, kBlocks / 2>(stage, codes, fields, x, sums);
-  } else {
-    MultiplyBlocks<kFormat, kTiles, kStrips, 0, kBlocks>(stage, codes, fields, x, sums);
-  }
-}
-
-// Copies one stage of x, columns [256 * stage, ...) of each segment of a round, into shared memory:
-// [segment of the round][row place][kXPitch bytes]. Columns beyond k are zero.
-__device__ inline void CopyXStage(const DecodeProblem& problem, const int* x_rows, int rows,
-                                  int row_places, int round, int stage, uint8_t* shared) {
-  const int warp = static_cast<int>(threadIdx.x) / 32;
-  const int lane = LaneId();
-  const int copies = problem.segments_per_round * rows;
-  for (int i = (warp + stage) % kDecodeWarps; i < copies; i += kDecodeWarps) {
-    const int place = i / rows;
-    const int row = i - place * rows;
-    const int segment = round * problem.segments_per_round + place;
-    if (segment >= problem.segments) return;
-    const int column = segment * problem.segment_columns + stage * kXStageColumns + 8 * lane;
-    const uint16_t* from = problem.x + x_rows[row] * problem.x_stride;
-    uint8_t* to = shared + (place * row_places + row) * kXPitch + 16 * lane;
-    if (problem.vector_x) {
-      const bool valid = column < problem.k;
-      CopyAsync16OrZero(to, from + (valid ? column : 0), valid);
-      continue;
-    }
-    uint32_t words[4];
-    for (int j = 0; j < 4; ++j) {
-      const uint32_t low = column + 2 * j < problem.k ? from[column + 2 * j] : 0u;
-      const uint32_t high = column + 2 * j + 1 < problem.k ? from[column + 2 * j + 1] : 0u;
-      words[j] = low | (high << 16);
-    }
-    *reinterpret_cast<uint4*>(to) = uint4{words[0], words[1], words[2], words[3]};
-  }
-}
-
-// The place of a warp's ring, and where it is read.
-struct RingConsumer {
-  uint8_t* ring;
-  Barrier* barriers;
-  int stage = 0;
-  uint32_t parity = 0;
-};
-
-// Multiplies what one warp has of one round, and writes its sums to the table. Reached by all warps
-// of the block, as often as the longest segment of the round needs.
-template <WeightFormat kFormat, int kTiles, int kStrips>
-__device__ inline void RunRound(const DecodeWork& work, const GroupTable& table, int items,
-                                const DecodeProblem& problem, const DecodeItem& item, int round,
-                                const int* x_rows, uint8_t* x_shared,
-                                RingProducer<kFormat, kStrips>* producer, RingConsumer* consumer) {
-  const int warp = UniformWarpId();
-  const int lane = LaneId();
-  const WarpSegment<kStrips> segment = SegmentOfWarp<kStrips>(problem, item, round, warp);
-  const int slots = (problem.up == nullptr ? 1 : 2) * problem.strips_per_item / kStrips;
-  const int place = warp / slots;
-
-  float sums[kStrips][kTiles][4] = {};
-  Fp8Scales<kStrips> scales;
-  if (kFormat == WeightFormat::kFp8Block) scales.Start(segment, problem.padded_k);
-  int ring_stages = 0;  // of each strip, that were multiplied
-  // Rows that do not exist are columns of the product that nobody reads. Of eight rows the last one
-  // is repeated, which saves memory; of more what happens to be there is taken.
-  const int row_places = kTiles == 1 ? item.rows : 8 * kTiles;
-  const int lane_row = kTiles == 1 ? min(lane % 8, item.rows - 1) : lane % 8;
-  const uint8_t* x = x_shared + (place * row_places + lane_row) * kXPitch + lane / 8 * 16;
-  const int first_segment = round * problem.segments_per_round;
-  const int longest =
-      min(problem.segment_columns, problem.padded_k - first_segment * problem.segment_columns);
-  const int x_stages = (longest + kXStageColumns - 1) / kXStageColumns;
-
-  // x: all stages of the round at once where they fit, else some stages ahead of the one in use.
-  const int stage_bytes = problem.segments_per_round * row_places * kXPitch;
-  const int stages_held = work.x_bytes / stage_bytes;
-  const bool resident = stages_held >= x_stages;
-  const int ring = stages_held >= 3 ? 3 : 2;
-  const int ahead = resident ? x_stages : ring - 1;
-  for (int stage = 0; stage < ahead; ++stage) {
-    if (stage < x_stages)
-      CopyXStage(problem, x_rows, item.rows, row_places, round, stage,
-                 x_shared + stage * stage_bytes);
-    if (!resident) CommitCopies();
-  }
-  if (resident) {
-    CommitCopies();
-    WaitCopies<0>();
-    __syncthreads();
-  }
-  int slot = -1;
-  for (int stage = 0; stage < x_stages; ++stage) {
-    ++slot;
-    if (!resident) {
-      // The stage has arrived, and everyone is done with the slot that is filled next.
-      if (ring == 3) {
-        WaitCopies<1>();
-      } else {
-        WaitCopies<0>();
-      }
-      __syncthreads();
-      if (slot == ring) slot = 0;
-      const int next = slot + ahead < ring ? slot + ahead : slot + ahead - ring;
-      if (stage + ahead < x_stages)
-        CopyXStage(problem, x_rows, item.rows, row_places, round, stage + ahead,
-                   x_shared + next * stage_bytes);
-      CommitCopies();
-    }
-    const int begin = segment.begin + stage * kXStageColumns;
-    const int end = min(begin + kXStageColumns, segment.end);
-    for (int column = begin; column < end; column += kRingColumns<kFormat>) {
-      uint32_t words[kStrips] = {};
-      if (kFormat == WeightFormat::kFp8Block) scales.Next(ring_stages++, words);
-      uint8_t* ring_stage = consumer->ring + consumer->stage * kRingStageBytes;
-      Barrier* barrier = consumer->barriers + consumer->stage;
-#pragma unroll
-      for (int i = 0; i < kStrips; ++i) BarrierWait(barrier + i, consumer->parity);
-      MultiplyStages<kFormat, kTiles, kStrips>(
-          ring_stage, x + slot * stage_bytes + 2 * (column - begin), end - column, words, sums);
-      __syncwarp();
-      if (lane == 0) {
-#pragma unroll
-        for (int i = 0; i < kStrips; ++i)
-          producer->Fill(work, table, items, ring_stage + i * kRingStageBytes, barrier + i);
-      }
-      consumer->stage += kStrips;
-      if (consumer->stage == kRingStages) {
-        consumer->stage = 0;
-        consumer->parity ^= 1u;
-      }
-    }
-  }
-
-  // The sums take the memory of x: [place][row of x][stream][16 outputs].
-  __syncthreads();
-  if (segment.begin >= segment.end) return;
-  float* to = reinterpret_cast<float*>(x_shared) + place * (work.sum_bytes / 4) + lane / 4;
-#pragma unroll
-  for (int i = 0; i < kStrips; ++i) {
-    float* stream = to + StreamOfWarp<kStrips>(problem, warp - place * slots, i) * 16;
-#pragma unroll
-    for (int tile = 0; tile < kTiles; ++tile) {
-      float* row = stream + (8 * tile + 2 * (lane % 4)) * work.sum_stride;
-      row[0] = sums[i][tile][0];
-      row[work.sum_stride] = sums[i][tile][1];
-      row[8] = sums[i][tile][2];
-      row[work.sum_stride + 8] = sums[i][tile][3];
-    }
-  }
-}
-
-// The sum of an output over the segments of all rounds so far.
-__device__ inline float SumSegments(const DecodeWork& work, const DecodeProblem& problem,
-                                    const float* sums, const float* earlier, int round, int at) {
-  const int first = round * problem.segments_per_round;
-  const int count = min(problem.segments_per_round, problem.segments - first);
-  float total = round == 0 ? sums[at] : earlier[at] + sums[at];
-  for (int i = 1; i < count; ++i) total += sums[i * (work.sum_bytes / 4) + at];
-  return total;
-}
-
-// After the last round: adds the segments, and writes the item's outputs; a warp per row and 32
-// outputs, a lane per output.
-__device__ inline void WriteOutputs(const DecodeWork& work, const DecodeProblem& problem,
-                                    const DecodeItem& item, const float* sums, const float* earlier,
-                                    int round) {
-  const int outputs = problem.strips_per_item * 16;
-  const int pieces = (outputs + 31) / 32;
-  const int lane = LaneId();
-  for (int i = WarpId(); i < item.rows * pieces; i += kDecodeWarps) {
-    const int row = i / pieces;
-    const int in_item = (i - row * pieces) * 32 + lane;
-    const int output = item.strip_block * outputs + in_item;
-    const bool exists = in_item < outputs && output < problem.n;
-    const int at = row * work.sum_stride + in_item;
-    float value = 0.0f;
-    if (exists)
-      value = SumSegments(work, problem, sums, earlier, round, at) * problem.weight_factor;
-    const int64_t y_row = item.first_row + row;
-    const int64_t place = y_row * problem.y_stride + output;
-    if (problem.up != nullptr) {
-      float up = 0.0f;
-      if (exists)
-        up = SumSegments(work, problem, sums, earlier, round, at + outputs) * problem.up_factor;
-      const float gate = Bf16ToFloat(FloatToBf16(value));
-      up = Bf16ToFloat(FloatToBf16(up));
-      // Comparisons in this form keep NaN visible.
-      const float g = gate > work.limit ? work.limit : gate;
-      const float u = up > work.limit ? work.limit : up < -work.limit ? -work.limit : up;
-      const float silu = g / (1.0f + expf(-g));
-      const float weight = work.row_weight == nullptr ? 1.0f : work.row_weight[y_row];
-      value = weight * (silu * u);
-      if (work.reference_numerics) value = Bf16ToFloat(FloatToBf16(value));
-    } else if (problem.y_is_f32) {
-      if (exists) static_cast<float*>(problem.y)[place] = value;
-      continue;
-    } else if (!problem.quantize) {
-      if (exists) static_cast<uint16_t*>(problem.y)[place] = FloatToBf16(value);
-      continue;
-    } else {
-      value = Bf16ToFloat(FloatToBf16(value));
-    }
-    const Q8Scale scale(LaneGroupMax<32>(fabsf(value)));
-    const uint32_t pair = Q8Grid(value, 0.0f, scale);
-    if (exists) static_cast<uint16_t*>(problem.y)[place] = static_cast<uint16_t>(pair);
-  }
-}
-
-// Not the last round: keeps the sums so far.
-__device__ inline void KeepSums(const DecodeWork& work, const DecodeProblem& problem,
-                                const DecodeItem& item, const float* sums, float* earlier,
-                                int round) {
-  const int columns = (problem.up == nullptr ? 1 : 2) * problem.strips_per_item * 16;
-  for (int i = static_cast<int>(threadIdx.x); i < item.rows * columns; i += kDecodeThreads) {
-    const int row = i / columns;
-    const int at = row * work.sum_stride + i - row * columns;
-    earlier[at] = SumSegments(work, problem, sums, earlier, round, at);
-  }
-}
-
 // Reads the group offsets and lists the groups that have rows. Shared memory: three arrays of
 // groups + 1, and two numbers for each warp. Every thread takes some neighbouring groups.
-__device__ inline GroupTable BuildGroupTable(const DecodeWork& work, int* shared) {
+__device__ inline GroupTable BuildGroupTable(const DecodeWork& work, int* shared, int* all_items) {
   const int capacity = work.groups + 1;
   int* first_item = shared;
   int* group = shared + capacity;
   int* first_row = shared + 2 * capacity;
   int* warp_items = shared + 3 * capacity;
-  int* warp_count = warp_items + kDecodeWarps;
+  int* warp_count = warp_items + kBlockWarps;
   const int lane = LaneId();
   const int warp = WarpId();
-  const int each = (work.groups + kDecodeThreads - 1) / kDecodeThreads;
+  const int each = (work.groups + kBlockThreads - 1) / kBlockThreads;
   const int first = static_cast<int>(threadIdx.x) * each;
   const int end = min(first + each, work.groups);
   const auto items_of = [&](int rows) {
@@ -616,14 +152,14 @@ __device__ inline GroupTable BuildGroupTable(const DecodeWork& work, int* shared
   items -= own_items;
   count -= own_count;
   GroupTable table;
-  table.items = 0;
-  table.count = 0;
-  for (int i = 0; i < kDecodeWarps; ++i) {
+  table.first_item = first_item;
+  *all_items = 0;
+  for (int i = 0; i < kBlockWarps; ++i) {
     if (i == warp) {
-      items += table.items;
+      items += *all_items;
       count += table.count;
     }
-    table.items += warp_items[i];
+    *all_items += warp_items[i];
     table.count += warp_count[i];
   }
   for (int g = first; g < end; ++g) {
@@ -638,51 +174,481 @@ __device__ inline GroupTable BuildGroupTable(const DecodeWork& work, int* shared
   }
   if (threadIdx.x == 0) first_row[table.count] = work.group_offsets[work.groups];
   __syncthreads();
-  table.first_item = first_item;
-  table.group = group;
-  table.first_row = first_row;
   return table;
 }
 
-template <WeightFormat kFormat, int kTiles, int kStrips>
-__device__ inline void RunItem(const DecodeWork& work, const GroupTable& table, int items,
-                               const DecodeItem& item, const int* x_rows, uint8_t* x_shared,
-                               RingProducer<kFormat, kStrips>* producer, RingConsumer* consumer) {
-  const DecodeProblem& problem = work.problems[item.problem];
-  const int rounds =
-      (problem.segments + problem.segments_per_round - 1) / problem.segments_per_round;
-  const float* sums = reinterpret_cast<const float*>(x_shared);
-  float* earlier = reinterpret_cast<float*>(x_shared + work.x_bytes);
-  for (int round = 0; round < rounds; ++round) {
-    RunRound<kFormat, kTiles, kStrips>(work, table, items, problem, item, round, x_rows, x_shared,
-                                       producer, consumer);
-    __syncthreads();
-    if (round + 1 < rounds) {
-      KeepSums(work, problem, item, sums, earlier, round);
-    } else {
-      WriteOutputs(work, problem, item, sums, earlier, round);
+// What one warp of an item works on in one round: strips that share their columns of x. No columns:
+// nothing.
+template <int kStrips>
+struct WarpSegment {
+  const uint8_t* strip[kStrips] = {};
+  int output[kStrips] = {};  // the first one of each strip
+  int segment = 0;
+  int begin = 0;  // columns
+  int end = 0;
+};
+
+// The streams of an item, strips of `weight` and then those of `up`, are dealt to warps: one to
+// each, or two, gate and up of the same outputs or two neighbours.
+template <int kStrips>
+__device__ inline int StreamOfWarp(const DecodeProblem& problem, int slot, int strip) {
+  if (kStrips == 1) return slot;
+  return problem.up == nullptr ? 2 * slot + strip : slot + strip * problem.strips_per_item;
+}
+
+template <int kStrips>
+__device__ inline WarpSegment<kStrips> SegmentOfWarp(const DecodeProblem& problem,
+                                                     const DecodeItem& item, int round, int warp) {
+  const int place = warp >> problem.slot_shift;  // among the segments of the round
+  const int slot = warp - (place << problem.slot_shift);
+  WarpSegment<kStrips> found;
+  found.segment = round * problem.segments_per_round + place;
+  if (place >= problem.segments_per_round || found.segment >= problem.segments) return found;
+#pragma unroll
+  for (int i = 0; i < kStrips; ++i) {
+    const int stream = StreamOfWarp<kStrips>(problem, slot, i);
+    const bool is_up = stream >= problem.strips_per_item;
+    const int strip = item.strip_block * problem.strips_per_item +
+                      (is_up ? stream - problem.strips_per_item : stream);
+    found.output[i] = strip * static_cast<int>(kCudaStripOutputs);
+    // A pair of strips of which the first exists is in memory, because strips are padded to tiles.
+    if (i == 0 && found.output[0] >= problem.n) return found;
+    found.strip[i] = (is_up ? problem.up + item.group * problem.up_step
+                            : problem.weight + item.group * problem.weight_step) +
+                     strip * problem.strip_bytes;
+  }
+  found.begin = found.segment * problem.segment_columns;
+  found.end = min(found.begin + problem.segment_columns, problem.padded_k);
+  return found;
+}
+
+// Stages of x in one round: those of its longest segment.
+template <WeightFormat kFormat>
+__device__ inline int StagesOfRound(const DecodeProblem& problem, int round) {
+  const int first = round * problem.segments_per_round * problem.segment_columns;
+  return min(problem.segment_columns, problem.padded_k - first) / kStageColumns<kFormat>;
+}
+
+// A place in a ring of stages: which one, and the parity of its barrier.
+struct RingPlace {
+  int slot = 0;
+  uint32_t parity = 0;
+  __device__ void Advance(int slots) {
+    if (++slot == slots) {
+      slot = 0;
+      parity ^= 1u;
     }
-    // The memory of x and sums is free again.
-    __syncthreads();
+  }
+};
+
+// The lane that keeps a warp's ring full: where it is in the warp's sequence of streams.
+template <WeightFormat kFormat, int kStrips>
+struct RingFiller {
+  const uint8_t* next[kStrips] = {};
+  int stages = 0;  // left of the segment
+  // The next segment to look at.
+  int item = 0;
+  int round = 0;
+
+  // False: there is no more.
+  __device__ bool NextSegment(const DecodeWork& work, const GroupTable& table, int items) {
+    for (; item < items; item += static_cast<int>(gridDim.x), round = 0) {
+      const DecodeItem found = FindItem(work, table, item);
+      const DecodeProblem& problem = work.problems[found.problem];
+      while (round < problem.rounds) {
+        const WarpSegment<kStrips> segment =
+            SegmentOfWarp<kStrips>(problem, found, round++, static_cast<int>(threadIdx.x) / 32);
+        if (segment.begin >= segment.end) continue;
+        stages = (segment.end - segment.begin) / kStageColumns<kFormat>;
+#pragma unroll
+        for (int i = 0; i < kStrips; ++i) {
+          next[i] =
+              segment.strip[i] + segment.begin / kStageColumns<kFormat> * kChunkBytes<kFormat>;
+        }
+        return true;
+      }
+    }
+    return false;
+  }
+
+  // One lane. Fills a stage that nobody reads any more, if there is anything left.
+  __device__ void Fill(const DecodeWork& work, const GroupTable& table, int items, uint8_t* stage,
+                       Barrier* barrier) {
+    if (stages == 0 && !NextSegment(work, table, items)) return;
+    --stages;
+    BarrierArriveExpect(barrier, kStrips * kChunkBytes<kFormat>);
+#pragma unroll
+    for (int i = 0; i < kStrips; ++i) {
+      BulkCopy(stage + i * kChunkBytes<kFormat>, next[i], kChunkBytes<kFormat>, barrier);
+      next[i] += kChunkBytes<kFormat>;
+    }
+  }
+};
+
+// The A fragments of two k16 steps, 32 columns, of one strip.
+struct TwoSteps {
+  uint32_t a[2][4];
+};
+
+// Block kBlock of 32 columns of a chunk, from the lane's codes of the unit (units, for bf16) and
+// the chunk's scales.
+template <WeightFormat kFormat, int kBlock>
+__device__ inline void ConvertTwoSteps(const uint4 (&codes)[4], const uint4& scales,
+                                       TwoSteps* steps) {
+  if constexpr (kFormat == WeightFormat::kFp4Group) {
+    constexpr int kUnit = kBlock / 2;
+    const uint4& unit = codes[kUnit];
+    const uint32_t word = kUnit == 0   ? scales.x
+                          : kUnit == 1 ? scales.y
+                          : kUnit == 2 ? scales.z
+                                       : scales.w;
+    const uint32_t pair = Fp4Scales<kBlock % 2>(word);
+    const uint32_t first = kBlock % 2 == 0 ? unit.x : unit.z;
+    const uint32_t second = kBlock % 2 == 0 ? unit.y : unit.w;
+    ConvertFp4<0>(first, second, pair, steps->a[0]);
+    ConvertFp4<1>(first, second, pair, steps->a[1]);
+  } else if constexpr (kFormat == WeightFormat::kFp8Block) {
+    const uint4& unit = codes[kBlock];
+    const uint32_t scale = kBlock == 0   ? scales.x
+                           : kBlock == 1 ? scales.y
+                           : kBlock == 2 ? scales.z
+                                         : scales.w;
+    ConvertFp8(unit.x, unit.y, scale, steps->a[0]);
+    ConvertFp8(unit.z, unit.w, scale, steps->a[1]);
+  } else {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const uint4& unit = codes[2 * kBlock + i];
+      steps->a[i][0] = unit.x;
+      steps->a[i][1] = unit.y;
+      steps->a[i][2] = unit.z;
+      steps->a[i][3] = unit.w;
+    }
   }
 }
 
-template <WeightFormat kFormat, int kMaxTiles, int kStrips>
-__global__ void __launch_bounds__(kDecodeThreads, kMaxTiles == 8 ? 1 : 2)
+// Blocks kBlock ... of 32 columns of a stage. x: the lane's address for ldmatrix in the first eight
+// rows.
+template <WeightFormat kFormat, int kTiles, int kStrips, int kBlock>
+__device__ inline void MultiplyBlocks(const uint8_t* stage, uint4 (&codes)[kStrips][4],
+                                      const uint4 (&scales)[kStrips], const uint8_t* x,
+                                      float (&sums)[kStrips][kTiles][4]) {
+  constexpr int kBlocks = kStageColumns<kFormat> / 32;
+  if constexpr (kBlock < kBlocks) {
+    TwoSteps steps[kStrips];
+    uint32_t b[kTiles][4];
+#pragma unroll
+    for (int tile = 0; tile < kTiles; ++tile)
+      LoadMatrix4(b[tile], x + tile * 8 * kXPitch<kFormat> + 64 * kBlock);
+#pragma unroll
+    for (int i = 0; i < kStrips; ++i)
+      ConvertTwoSteps<kFormat, kBlock>(codes[i], scales[i], &steps[i]);
+#pragma unroll
+    for (int step = 0; step < 2; ++step) {
+#pragma unroll
+      for (int tile = 0; tile < kTiles; ++tile) {
+        const uint32_t pair[2] = {b[tile][2 * step], b[tile][2 * step + 1]};
+#pragma unroll
+        for (int i = 0; i < kStrips; ++i) MmaBf16(sums[i][tile], steps[i].a[step], pair);
+      }
+    }
+    MultiplyBlocks<kFormat, kTiles, kStrips, kBlock + 1>(stage, codes, scales, x, sums);
+  }
+}
+
+// A chunk of each of the warp's strips, one behind the other, times x.
+template <WeightFormat kFormat, int kTiles, int kStrips>
+__device__ inline void MultiplyStage(const uint8_t* stage, const uint8_t* x,
+                                     float (&sums)[kStrips][kTiles][4]) {
+  uint4 codes[kStrips][4];
+  uint4 scales[kStrips] = {};
+#pragma unroll
+  for (int i = 0; i < kStrips; ++i) {
+    const uint8_t* chunk = stage + i * kChunkBytes<kFormat>;
+    const uint8_t* chunk_scales = chunk + kCudaChunkUnits * kCudaUnitBytes;
+    if constexpr (kFormat == WeightFormat::kFp4Group) chunk_scales += LaneId() / 4 * 16;
+    if constexpr (kFormat != WeightFormat::kBf16)
+      scales[i] = *reinterpret_cast<const uint4*>(chunk_scales);
+#pragma unroll
+    for (int unit = 0; unit < 4; ++unit)
+      codes[i][unit] = *reinterpret_cast<const uint4*>(chunk + 512 * unit + 16 * LaneId());
+  }
+  MultiplyBlocks<kFormat, kTiles, kStrips, 0>(stage, codes, scales, x, sums);
+}
+
+// ---- The warp that copies x
+// ----------------------------------------------------------------------
+
+// One stage of x, columns [stage * kStageColumns, ...) of each segment of a round, into shared
+// memory: [segment of the round][row place][kXPitch bytes]. Columns beyond k are zero. x_row: the
+// row of x of the lane's row.
+template <WeightFormat kFormat>
+__device__ inline void CopyXStage(const DecodeProblem& problem, int rows, int x_row, int round,
+                                  int stage, uint8_t* shared) {
+  constexpr int kPieces = kStageColumns<kFormat> / 8;  // of 16 bytes per row
+  constexpr int kRowsAtOnce = 32 / kPieces;
+  const int piece = LaneId() % kPieces;
+  const int first_row = LaneId() / kPieces;
+  const int row_places = RowPlaces(rows);
+  for (int place = 0; place < problem.segments_per_round; ++place) {
+    const int segment = round * problem.segments_per_round + place;
+    if (segment >= problem.segments) return;
+    const int column =
+        segment * problem.segment_columns + stage * kStageColumns<kFormat> + 8 * piece;
+    uint8_t* to = shared + (place * row_places + first_row) * kXPitch<kFormat> + 16 * piece;
+    for (int row = 0; row < rows; row += kRowsAtOnce, to += kRowsAtOnce * kXPitch<kFormat>) {
+      const int from_row = __shfl_sync(0xffffffffu, x_row, (row + first_row) % 32);
+      if (row + first_row >= rows) continue;
+      const uint16_t* from = problem.x + from_row * problem.x_stride;
+      if (problem.vector_x) {
+        const bool valid = column < problem.k;
+        CopyAsync16OrZero(to, from + (valid ? column : 0), valid);
+        continue;
+      }
+      uint32_t words[4];
+      for (int j = 0; j < 4; ++j) {
+        const uint32_t low = column + 2 * j < problem.k ? from[column + 2 * j] : 0u;
+        const uint32_t high = column + 2 * j + 1 < problem.k ? from[column + 2 * j + 1] : 0u;
+        words[j] = low | (high << 16);
+      }
+      *reinterpret_cast<uint4*>(to) = uint4{words[0], words[1], words[2], words[3]};
+    }
+  }
+}
+
+template <WeightFormat kFormat>
+__device__ inline void CopyX(const DecodeWork& work, const GroupTable& table, int items,
+                             uint8_t* shared, Barrier* full, Barrier* empty) {
+  RingPlace ring;
+  for (int index = static_cast<int>(blockIdx.x); index < items;
+       index += static_cast<int>(gridDim.x)) {
+    const DecodeItem item = FindItem(work, table, index);
+    const DecodeProblem& problem = work.problems[item.problem];
+    const int row = item.first_row + min(LaneId(), item.rows - 1);
+    const int x_row = work.row_index == nullptr ? row : work.row_index[row];
+    for (int round = 0; round < problem.rounds; ++round) {
+      const int stages = StagesOfRound<kFormat>(problem, round);
+      for (int stage = 0; stage < stages; ++stage) {
+        BarrierWait(empty + ring.slot, ring.parity ^ 1u);
+        CopyXStage<kFormat>(problem, item.rows, x_row, round, stage,
+                            shared + ring.slot * work.x_slot_bytes);
+        // Arrives when this lane's copies have landed.
+        if (problem.vector_x) {
+          BarrierArriveOnCopies(full + ring.slot);
+        } else {
+          BarrierArrive(full + ring.slot);
+        }
+        ring.Advance(work.x_slots);
+      }
+    }
+  }
+}
+
+// ---- The warps that multiply
+// ---------------------------------------------------------------------
+
+// The sum of an output over all segments.
+__device__ inline float SumSegments(const DecodeWork& work, const DecodeProblem& problem,
+                                    const float* sums, int at) {
+  float total = sums[at];
+  for (int i = 1; i < problem.segments; ++i) total += sums[i * work.sum_floats + at];
+  return total;
+}
+
+// Adds the segments and writes the item's outputs: a warp per row and 32 outputs, a lane per
+// output.
+__device__ inline void WriteOutputs(const DecodeWork& work, const DecodeProblem& problem,
+                                    const DecodeItem& item, const float* sums) {
+  const int outputs = problem.strips_per_item * 16;
+  const int pieces = (outputs + 31) / 32;
+  const int lane = LaneId();
+  for (int i = WarpId(); i < item.rows * pieces; i += kDecodeWarps) {
+    const int row = i / pieces;
+    const int in_item = (i - row * pieces) * 32 + lane;
+    const int output = item.strip_block * outputs + in_item;
+    const bool exists = in_item < outputs && output < problem.n;
+    const int at = row * work.sum_stride + in_item;
+    float value = 0.0f;
+    if (exists) value = SumSegments(work, problem, sums, at) * problem.weight_factor;
+    const int64_t y_row = item.first_row + row;
+    const int64_t place = y_row * problem.y_stride + output;
+    if (problem.up != nullptr) {
+      float up = 0.0f;
+      if (exists) up = SumSegments(work, problem, sums, at + outputs) * problem.up_factor;
+      const float gate = Bf16ToFloat(FloatToBf16(value));
+      up = Bf16ToFloat(FloatToBf16(up));
+      // Comparisons in this form keep NaN visible.
+      const float g = gate > work.limit ? work.limit : gate;
+      const float u = up > work.limit ? work.limit : up < -work.limit ? -work.limit : up;
+      const float silu = g / (1.0f + expf(-g));
+      const float weight = work.row_weight == nullptr ? 1.0f : work.row_weight[y_row];
+      value = weight * (silu * u);
+      if (work.reference_numerics) value = Bf16ToFloat(FloatToBf16(value));
+    } else if (problem.y_is_f32) {
+      if (exists) static_cast<float*>(problem.y)[place] = value;
+      continue;
+    } else if (!problem.quantize) {
+      if (exists) static_cast<uint16_t*>(problem.y)[place] = FloatToBf16(value);
+      continue;
+    } else {
+      value = Bf16ToFloat(FloatToBf16(value));
+    }
+    const Q8Scale scale(LaneGroupMax<32>(fabsf(value)));
+    const uint32_t pair = Q8Grid(value, 0.0f, scale);
+    if (exists) static_cast<uint16_t*>(problem.y)[place] = static_cast<uint16_t>(pair);
+  }
+}
+
+// Outputs that the warp has alone, from its registers.
+template <int kTiles, int kStrips>
+__device__ inline void StoreSums(const DecodeProblem& problem, const DecodeItem& item,
+                                 const WarpSegment<kStrips>& segment,
+                                 const float (&sums)[kStrips][kTiles][4]) {
+  const int lane = LaneId();
+#pragma unroll
+  for (int i = 0; i < kStrips; ++i) {
+#pragma unroll
+    for (int tile = 0; tile < kTiles; ++tile) {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const int row = 8 * tile + 2 * (lane % 4) + j % 2;
+        const int output = segment.output[i] + lane / 4 + j / 2 * 8;
+        if (row >= item.rows || output >= problem.n) continue;
+        const float value = sums[i][tile][j] * problem.weight_factor;
+        const int64_t place = (item.first_row + row) * problem.y_stride + output;
+        if (problem.y_is_f32) {
+          static_cast<float*>(problem.y)[place] = value;
+        } else {
+          static_cast<uint16_t*>(problem.y)[place] = FloatToBf16(value);
+        }
+      }
+    }
+  }
+}
+
+// Sums of a segment into the table [segment][row][stream][16 outputs].
+template <int kTiles, int kStrips>
+__device__ inline void KeepSums(const DecodeWork& work, const DecodeProblem& problem,
+                                const WarpSegment<kStrips>& segment, int warp,
+                                const float (&sums)[kStrips][kTiles][4], float* table) {
+  const int lane = LaneId();
+  const int slot = warp & ((1 << problem.slot_shift) - 1);
+  float* to = table + segment.segment * work.sum_floats + lane / 4;
+#pragma unroll
+  for (int i = 0; i < kStrips; ++i) {
+    float* stream = to + StreamOfWarp<kStrips>(problem, slot, i) * 16;
+#pragma unroll
+    for (int tile = 0; tile < kTiles; ++tile) {
+      float* row = stream + (8 * tile + 2 * (lane % 4)) * work.sum_stride;
+      row[0] = sums[i][tile][0];
+      row[work.sum_stride] = sums[i][tile][1];
+      row[8] = sums[i][tile][2];
+      row[work.sum_stride + 8] = sums[i][tile][3];
+    }
+  }
+}
+
+// What a warp that multiplies keeps from item to item, and its places in shared memory.
+template <WeightFormat kFormat, int kStrips>
+struct Multiplier {
+  uint8_t* ring;
+  Barrier* ring_full;
+  const uint8_t* x;
+  Barrier* x_full;  // and behind them those of empty stages
+  float* sums;
+  Barrier* sums_free;
+  RingPlace ring_place;
+  RingPlace x_place;
+  uint32_t sums_parity = 0;
+  RingFiller<kFormat, kStrips> filler;
+
+  __device__ uint8_t* RingSlot(int slot) const {
+    return ring + slot * kStrips * kChunkBytes<kFormat>;
+  }
+
+  template <int kTiles>
+  __device__ void Run(const DecodeWork& work, const GroupTable& table, int items,
+                      const DecodeItem& item) {
+    const DecodeProblem& problem = work.problems[item.problem];
+    const int warp = UniformWarpId();
+    const int lane = LaneId();
+    // Rows that do not exist are columns of the product that nobody reads. Of eight rows the last
+    // one is repeated; of more what happens to be there is taken.
+    const int lane_row = kTiles == 1 ? min(lane % 8, item.rows - 1) : lane % 8;
+    const int row_places = kTiles == 1 ? item.rows : 8 * kTiles;
+    for (int round = 0; round < problem.rounds; ++round) {
+      const WarpSegment<kStrips> segment = SegmentOfWarp<kStrips>(problem, item, round, warp);
+      const int place = warp >> problem.slot_shift;
+      const uint8_t* const own_x =
+          x + (place * row_places + lane_row) * kXPitch<kFormat> + lane / 8 * 16;
+      float segment_sums[kStrips][kTiles][4] = {};
+      const int stages = StagesOfRound<kFormat>(problem, round);
+      const int own_stages = (segment.end - segment.begin) / kStageColumns<kFormat>;
+      for (int stage = 0; stage < own_stages; ++stage) {
+        BarrierWait(x_full + x_place.slot, x_place.parity);
+        BarrierWait(ring_full + ring_place.slot, ring_place.parity);
+        uint8_t* const ring_stage = RingSlot(ring_place.slot);
+        MultiplyStage<kFormat, kTiles, kStrips>(
+            ring_stage, own_x + x_place.slot * work.x_slot_bytes, segment_sums);
+        __syncwarp();
+        if (lane == 0) {
+          BarrierArrive(x_full + x_place.slot + work.x_slots);
+          filler.Fill(work, table, items, ring_stage, ring_full + ring_place.slot);
+        }
+        x_place.Advance(work.x_slots);
+        ring_place.Advance(work.ring_slots);
+      }
+      // Stages of other warps' longer segments.
+      for (int stage = own_stages; stage < stages; ++stage) {
+        BarrierWait(x_full + x_place.slot, x_place.parity);
+        __syncwarp();
+        if (lane == 0) BarrierArrive(x_full + x_place.slot + work.x_slots);
+        x_place.Advance(work.x_slots);
+      }
+      const bool has_segment = segment.begin < segment.end;
+      if (problem.direct) {
+        if (has_segment) StoreSums<kTiles, kStrips>(problem, item, segment, segment_sums);
+      } else {
+        // Everyone has read the sums of the item before.
+        if (round == 0) BarrierWait(sums_free, sums_parity ^ 1u);
+        if (has_segment)
+          KeepSums<kTiles, kStrips>(work, problem, segment, warp, segment_sums, sums);
+      }
+    }
+    if (problem.direct) return;
+    NamedBarrierSync(1, 32 * kDecodeWarps);
+    WriteOutputs(work, problem, item, sums);
+    __syncwarp();
+    if (lane == 0) BarrierArrive(sums_free);
+    sums_parity ^= 1u;
+  }
+};
+
+template <WeightFormat kFormat, int kMaxTiles>
+__global__ void __launch_bounds__(kBlockThreads, kMaxTiles == 1 ? 3 : 2)
     DecodeKernel(const __grid_constant__ DecodeWork work) {
-  // Rings, barriers, row numbers, x or sums, sums of earlier rounds, the table of groups.
+  // Rings, stages of x, sums, barriers, the table of groups.
+  constexpr int kStrips = StripsPerWarp(kFormat, 8 * kMaxTiles);
   uint8_t* shared = DynamicShared<uint8_t>();
-  constexpr int kRingBytes = kRingStages * kRingStageBytes;
   const int warp = UniformWarpId();
   const int lane = LaneId();
-  Barrier* barriers = reinterpret_cast<Barrier*>(shared + kDecodeWarps * kRingBytes);
-  int* x_rows = reinterpret_cast<int*>(barriers + kDecodeWarps * kRingStages);
-  uint8_t* x_shared = reinterpret_cast<uint8_t*>(x_rows + kMaxDecodeRows);
-  RingConsumer consumer;
-  consumer.ring = shared + warp * kRingBytes;
-  consumer.barriers = barriers + warp * kRingStages;
-  if (lane == 0) {
-    for (int i = 0; i < kRingStages; ++i) BarrierInit(consumer.barriers + i, 1);
+  const int ring_bytes = work.ring_slots * kStrips * kChunkBytes<kFormat>;
+  uint8_t* const x_shared = shared + kDecodeWarps * ring_bytes;
+  float* const sums = reinterpret_cast<float*>(x_shared + work.x_slots * work.x_slot_bytes);
+  Barrier* const sums_free = reinterpret_cast<Barrier*>(sums + work.table_floats);
+  Barrier* const x_full = sums_free + 1;
+  Barrier* const x_empty = x_full + work.x_slots;
+  Barrier* const ring_full = x_empty + work.x_slots;
+  if (warp == kDecodeWarps) {
+    if (lane == 0) BarrierInit(sums_free, kDecodeWarps);
+    for (int i = lane; i < work.x_slots; i += 32) {
+      BarrierInit(x_full + i, 32);
+      BarrierInit(x_empty + i, kDecodeWarps);
+    }
+    FenceBarrierInit();
+  } else if (lane == 0) {
+    for (int i = 0; i < work.ring_slots; ++i)
+      BarrierInit(ring_full + warp * work.ring_slots + i, 1);
     FenceBarrierInit();
   }
   AllowNextKernel();
@@ -691,62 +657,50 @@ __global__ void __launch_bounds__(kDecodeThreads, kMaxTiles == 8 ? 1 : 2)
   int items = work.items;
   if (work.groups > 0) {
     WaitForPreviousKernel();
-    table = BuildGroupTable(work, reinterpret_cast<int*>(shared + work.shared_bytes) -
-                                      3 * (work.groups + 1) - 2 * kDecodeWarps);
-    items = table.items;
+    table = BuildGroupTable(work,
+                            reinterpret_cast<int*>(shared + work.shared_bytes) -
+                                3 * (work.groups + 1) - 2 * kBlockWarps,
+                            &items);
   }
   __syncwarp();
+  Multiplier<kFormat, kStrips> multiplier;
+  multiplier.ring = shared + warp * ring_bytes;
+  multiplier.ring_full = ring_full + warp * work.ring_slots;
+  multiplier.filler.item = static_cast<int>(blockIdx.x);
   // Weights do not depend on the kernel in front.
-  RingProducer<kFormat, kStrips> producer;
-  producer.item = static_cast<int>(blockIdx.x);
-  if (lane == 0) {
-    for (int i = 0; i < kRingStages; ++i)
-      producer.Fill(work, table, items, consumer.ring + i * kRingStageBytes, consumer.barriers + i);
+  if (warp < kDecodeWarps && lane == 0) {
+    for (int i = 0; i < work.ring_slots; ++i) {
+      multiplier.filler.Fill(work, table, items, multiplier.RingSlot(i), multiplier.ring_full + i);
+    }
   }
-  __syncwarp();
+  __syncthreads();
   if (work.groups == 0) WaitForPreviousKernel();
-
+  if (warp == kDecodeWarps) {
+    CopyX<kFormat>(work, table, items, x_shared, x_full, x_empty);
+    return;
+  }
+  multiplier.x = x_shared;
+  multiplier.x_full = x_full;
+  multiplier.sums = sums;
+  multiplier.sums_free = sums_free;
   for (int index = static_cast<int>(blockIdx.x); index < items;
        index += static_cast<int>(gridDim.x)) {
     const DecodeItem item = FindItem(work, table, index);
-    if (static_cast<int>(threadIdx.x) < item.rows) {
-      const int row = item.first_row + static_cast<int>(threadIdx.x);
-      x_rows[threadIdx.x] = work.row_index == nullptr ? row : work.row_index[row];
-    }
-    __syncthreads();
-    const auto run = [&](auto tiles) {
-      RunItem<kFormat, std::min<int>(decltype(tiles)::value, kMaxTiles), kStrips>(
-          work, table, items, item, x_rows, x_shared, &producer, &consumer);
-    };
     if (kMaxTiles == 1 || item.rows <= 8) {
-      run(std::integral_constant<int, 1>());
-    } else if (kMaxTiles == 2 || item.rows <= 16) {
-      run(std::integral_constant<int, 2>());
-    } else if (kMaxTiles == 4 || item.rows <= 32) {
-      run(std::integral_constant<int, 4>());
+      multiplier.template Run<1>(work, table, items, item);
     } else {
-      run(std::integral_constant<int, 8>());
+      multiplier.template Run<kMaxTiles>(work, table, items, item);
     }
   }
 }
 
 // Defined per format in linear_decode_*.cu.
 template <WeightFormat kFormat>
-Status LaunchDecodeKernel(const DecodeWork& work, const LaunchConfig& config, Stream& stream) {
-  switch (work.block_rows) {
-    case 8:
-      return Launch("DecodeKernel", &DecodeKernel<kFormat, 1, StripsPerWarp(8)>, config, stream,
-                    work);
-    case 16:
-      return Launch("DecodeKernel", &DecodeKernel<kFormat, 2, StripsPerWarp(16)>, config, stream,
-                    work);
-    case 32:
-      return Launch("DecodeKernel", &DecodeKernel<kFormat, 4, StripsPerWarp(32)>, config, stream,
-                    work);
-    default:
-      return Launch("DecodeKernel", &DecodeKernel<kFormat, 8, StripsPerWarp(64)>, config, stream,
-                    work);
-  }
+Status LaunchDecodeKernel(const DecodeWork& work, LaunchConfig config, Stream& stream) {
+  config.block = kBlockThreads;
+  return work.block_rows == 8
+             ? Launch("DecodeKernel", &DecodeKernel<kFormat, 1>, config, stream, work)
+             : Launch("DecodeKernel", &DecodeKernel<kFormat, 2>, config, stream, work);
 }
 
 }  // namespace deepinfer::cuda

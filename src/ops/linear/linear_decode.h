@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "base/error.h"
+#include "ops/linear/cuda_layout.h"
 #include "ops/linear/cuda_pack.h"
 #include "ops/linear/linear.h"
 #include "tensor/stream.h"
@@ -14,10 +15,16 @@ namespace deepinfer::cuda {
 
 inline constexpr int kMaxDecodeProblems = 16;
 // Rows of x that are multiplied at a time; more are taken in blocks.
-inline constexpr int kMaxDecodeRows = 64;
+inline constexpr int kMaxDecodeRows = 16;
+// Warps of a block that multiply.
+inline constexpr int kDecodeWarps = 8;
 // Strips that a warp works on side by side.
-constexpr int StripsPerWarp(int block_rows) {
-  return block_rows > 8 ? 2 : 1;
+constexpr int StripsPerWarp(WeightFormat format, int block_rows) {
+  return format == WeightFormat::kFp4Group && block_rows > 8 ? 2 : 1;
+}
+// Bytes from row to row of a stage of x in shared memory.
+constexpr int DecodeXPitch(WeightFormat format) {
+  return 2 * static_cast<int>(CudaChunkColumns(format)) + 16;
 }
 
 // One linear; with `up` a pair of linears of the same input whose results are combined.
@@ -41,9 +48,12 @@ struct DecodeProblem {
   int segment_columns = 0;
   int strips_per_item = 1;     // of outputs, that is without those of `up`
   int segments_per_round = 1;  // that different warps work on at the same time
-  int strip_blocks = 0;        // of strips_per_item
-  int first_item = 0;          // in the launch; ungrouped work only
-  bool vector_x = true;        // rows of x can be copied in pieces of 16 bytes
+  int rounds = 1;
+  int slot_shift = 0;    // log2 of the warps that work on a segment
+  bool direct = true;    // outputs are one warp's sums: no other segments, no pairs, no groups
+  int strip_blocks = 0;  // of strips_per_item
+  int first_item = 0;    // in the launch; ungrouped work only
+  bool vector_x = true;  // rows of x can be copied in pieces of 16 bytes
   bool y_is_f32 = false;
   bool quantize = false;
 };
@@ -52,10 +62,14 @@ struct DecodeWork {
   DecodeProblem problems[kMaxDecodeProblems];
   int num_problems = 0;
   int items = 0;       // ungrouped work only
-  int block_rows = 0;  // rows per item: 8, 16, 32 or 64
-  int x_bytes = 0;     // of shared memory for x, and then for tables of sums
-  int sum_stride = 0;  // floats per row of a table of sums
-  int sum_bytes = 0;   // of one table: sums of a segment
+  int block_rows = 0;  // rows per item: 8 or 16
+  // Shared memory: stages in each warp's ring, stages of x, and the table of sums.
+  int ring_slots = 0;
+  int x_slots = 0;
+  int x_slot_bytes = 0;
+  int sum_stride = 0;    // floats per row of sums
+  int sum_floats = 0;    // of a segment
+  int table_floats = 0;  // of all
   int shared_bytes = 0;
   // Groups: one problem whose rows are distributed over `groups` weights.
   const int32_t* group_offsets = nullptr;
@@ -65,6 +79,14 @@ struct DecodeWork {
   float limit = 0.0f;
   bool reference_numerics = false;
 };
+
+// What only the device can decide, for the benchmark; zero: as built.
+struct DecodeTuning {
+  int blocks_per_multiprocessor = 0;
+  int ring_slots = 0;
+  int group_block_rows = 0;
+};
+DecodeTuning& TuneDecode();
 
 // Decides how the work is cut (a function of shapes) and puts the kernel into the stream. Problems
 // have rows.

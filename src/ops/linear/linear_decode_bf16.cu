@@ -2,7 +2,6 @@
 
 namespace deepinfer::cuda {
 
-template Status LaunchDecodeKernel<WeightFormat::kBf16>(const DecodeWork&, const LaunchConfig&,
-                                                        Stream&);
+template Status LaunchDecodeKernel<WeightFormat::kBf16>(const DecodeWork&, LaunchConfig, Stream&);
 
 }  // namespace deepinfer::cuda

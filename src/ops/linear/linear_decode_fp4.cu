@@ -2,7 +2,7 @@
 
 namespace deepinfer::cuda {
 
-template Status LaunchDecodeKernel<WeightFormat::kFp4Group>(const DecodeWork&, const LaunchConfig&,
+template Status LaunchDecodeKernel<WeightFormat::kFp4Group>(const DecodeWork&, LaunchConfig,
                                                             Stream&);
 
 }  // namespace deepinfer::cuda

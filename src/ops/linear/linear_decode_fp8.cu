@@ -2,7 +2,7 @@
 
 namespace deepinfer::cuda {
 
-template Status LaunchDecodeKernel<WeightFormat::kFp8Block>(const DecodeWork&, const LaunchConfig&,
+template Status LaunchDecodeKernel<WeightFormat::kFp8Block>(const DecodeWork&, LaunchConfig,
                                                             Stream&);
 
 }  // namespace deepinfer::cuda

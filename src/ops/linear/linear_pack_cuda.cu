@@ -80,32 +80,33 @@ __global__ void PackKernel(PackJob job, int* found_nan) {
     if (kFormat == WeightFormat::kFp8Block) {
       bool nan = false;
       for (uint32_t word : words) {
-        for (int byte = 0; byte < 4; ++byte) nan = nan || ((word >> (8 * byte)) & 0x7fu) == 0x7fu;
+        for (int fragment = 0; fragment < 2; ++fragment) {
+          const uint32_t magnitudes = (CudaFp8Get(fragment, word) >> 4) & 0x007f007fu;
+          nan = nan || (magnitudes & 0xffffu) == 0x7fu || magnitudes >> 16 == 0x7fu;
+        }
       }
       if (nan) *found_nan = 1;
     }
   }
-  if (blockIdx.y != 0) return;
-  if (kFormat == WeightFormat::kFp8Block) {
-    const int64_t units = job.padded_k / 32;
-    const uint8_t* scales = job.scales + first_row / 32 * job.scale_row_bytes;
-    for (int64_t i = threadIdx.x; i < (units + 127) / 128 * 128; i += kPackThreads) {
-      const bool exists = first_row < job.rows && i < job.k / 32;
-      out[units * kCudaUnitBytes + i] =
-          exists ? static_cast<uint8_t>(scales[i] + job.scale_bias) : uint8_t{0};
-    }
-  }
-  if (kFormat == WeightFormat::kFp4Group) {
-    for (int64_t i = threadIdx.x; i < job.padded_k / 32 * kCudaStripOutputs; i += kPackThreads) {
-      const int64_t output = i % kCudaStripOutputs;
-      const int64_t block = i / kCudaStripOutputs;
-      const int64_t row = first_row + output;
-      const bool exists = row < job.rows && block < job.k / 32;
-      out[CudaScaleOffset(kFormat, job.padded_k, output, block)] =
-          exists
-              ? static_cast<uint8_t>(job.scales[row * job.scale_row_bytes + block] + job.scale_bias)
-              : uint8_t{0};
-    }
+  if (kFormat == WeightFormat::kBf16 || blockIdx.y != 0) return;
+  // Zero where there is no scale; then the codes are zero as well.
+  constexpr bool kFp4 = kFormat == WeightFormat::kFp4Group;
+  const auto field = [&](int row, int64_t block) -> uint32_t {
+    if (row >= job.rows || block >= job.k / 32) return 0u;
+    const int64_t scale_row = kFp4 ? row : row / 32;
+    return static_cast<uint8_t>(job.scales[scale_row * job.scale_row_bytes + block] +
+                                job.scale_bias);
+  };
+  constexpr int kWords = kFp4 ? 8 : 1;
+  for (int64_t i = threadIdx.x; i < job.padded_k / kColumns * kWords; i += kPackThreads) {
+    const int g = static_cast<int>(i % kWords);
+    const int row = first_row + g;
+    const int64_t of = i / kWords;
+    const uint32_t word = kFp4
+                              ? CudaFp4ScaleWord(field(row, 2 * of), field(row + 8, 2 * of),
+                                                 field(row, 2 * of + 1), field(row + 8, 2 * of + 1))
+                              : CudaScalePair(field(row, of), field(row, of));
+    *reinterpret_cast<uint32_t*>(out + CudaScaleWordOffset(kFormat, of, g)) = word;
   }
 }
 

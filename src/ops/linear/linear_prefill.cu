@@ -255,14 +255,14 @@ bool PrefillPays(WeightFormat format, bool gated, std::span<const PrefillWork> w
   for (const PrefillWork& one : work) {
     if (one.rows < 48) return false;
     grouped |= one.weights > 1;
-    // The kernel for few rows reads the weight once per 64 rows, at 3.5 MB per microsecond, or
-    // multiplies at 250 TFLOP/s.
+    // The kernel for few rows reads the weight once per 16 rows, at 4 MB per microsecond, then at 5
+    // from the L2.
     const auto elements = static_cast<double>(one.weights * one.n * one.k * (gated ? 2 : 1));
     const double bytes_per_element = format == WeightFormat::kFp4Group   ? 0.53
                                      : format == WeightFormat::kFp8Block ? 1.0
                                                                          : 2.0;
-    few += static_cast<double>(CeilDiv(one.rows, int64_t{64})) *
-           std::max(elements * bytes_per_element / 3.5e6, elements * 2.0 * 64.0 / 250e6);
+    const double bytes = elements * bytes_per_element;
+    few += bytes / 4e6 + static_cast<double>(CeilDiv(one.rows, int64_t{16}) - 1) * bytes / 5e6;
   }
   const Plan plan =
       PlanOf({.format = format, .gated = gated, .grouped = grouped, .work = work}, {}, sm_count);

@@ -33,6 +33,7 @@
 
 #include "device.cuh"
 #include "ops/linear/linear.h"
+#include "ops/linear/linear_convert.cuh"
 #include "ops/quantize/group_quantize.cuh"
 #include "warpgroup.cuh"
 
@@ -103,15 +104,9 @@ struct Shape {
   static constexpr int kGroupsInFlight = kGroupSteps == 1 ? 3 : 1;
   // Outputs of y per tile.
   static constexpr int kTileOutputs = kGated ? 64 : 128;
-  // Four units of a strip, and scales: of FP4 those that follow the units, of FP8 the 16 bytes that
-  // hold the four of the chunk.
-  static constexpr int kUnitsBytes = 2048;
-  static constexpr int kChunkBytes = kFormat == WeightFormat::kFp4Group   ? kUnitsBytes + 128
-                                     : kFormat == WeightFormat::kFp8Block ? kUnitsBytes + 16
-                                                                          : kUnitsBytes;
-  static constexpr int kChunkColumns = kFormat == WeightFormat::kFp4Group   ? 256
-                                       : kFormat == WeightFormat::kFp8Block ? 128
-                                                                            : 64;
+  // Four units of a strip and their scales.
+  static constexpr int kChunkBytes = static_cast<int>(CudaChunkBytes(kFormat));
+  static constexpr int kChunkColumns = static_cast<int>(CudaChunkColumns(kFormat));
   static constexpr int kChunkStages = kChunkColumns / kStageColumns;
   static constexpr int kChunkSlots = kFormat == WeightFormat::kFp4Group ? 2 : 3;
   static constexpr int kXBytes = 5 * kTokens * kRowBytes;
@@ -410,13 +405,10 @@ __device__ inline void Produce(const Params& params) {
     if (tile.rows <= 0) continue;
     const Problem& problem = params.problems[tile.problem];
     // A lane of the first warp for each consumer warp.
-    const uint8_t* codes = nullptr;
-    [[maybe_unused]] const uint8_t* scales = nullptr;
+    const uint8_t* strip = nullptr;
     if (copies_weights && lane < kConsumerWarps) {
-      codes = StripOf<S>(params, tile, lane);
-      scales = codes + problem.padded_k * 16;
-      codes += static_cast<int64_t>(tile.first_column / S::kChunkColumns) *
-               (S::kFormat == WeightFormat::kFp4Group ? S::kChunkBytes : S::kUnitsBytes);
+      strip = StripOf<S>(params, tile, lane) +
+              static_cast<int64_t>(tile.first_column / S::kChunkColumns) * S::kChunkBytes;
     }
     uint32_t offsets[kSteps];  // of rows in pieces of 16 bytes
     const auto stride = static_cast<uint32_t>(problem.x_stride / 8);
@@ -434,19 +426,12 @@ __device__ inline void Produce(const Params& params) {
       if (copies_weights && chunk_stage == 0) {
         BarrierWait(Barriers<S>::WeightsEmpty(weights.slot), weights.parity ^ 1u);
         Barrier* const full = Barriers<S>::WeightsFull(weights.slot);
-        // FP4 brings its scales along; the last chunk of FP8 may be half of one.
-        uint32_t bytes = S::kChunkBytes;
-        if constexpr (S::kFormat == WeightFormat::kFp8Block)
-          bytes = static_cast<uint32_t>(min(tile.end_column - k, S::kChunkColumns)) * 16u;
-        constexpr uint32_t kScaleBytes = S::kFormat == WeightFormat::kFp8Block ? 16 : 0;
-        if (lane == 0) BarrierArriveExpect(full, kConsumerWarps * (bytes + kScaleBytes));
+        if (lane == 0) BarrierArriveExpect(full, kConsumerWarps * S::kChunkBytes);
         __syncwarp();
         if (lane < kConsumerWarps) {
-          unsigned char* const to = WeightSlot<S>(weights.slot) + lane * S::kChunkBytes;
-          BulkCopy(to, codes, bytes, full);
-          if constexpr (kScaleBytes != 0)
-            BulkCopy(to + S::kUnitsBytes, scales + k / 512 * 16, kScaleBytes, full);
-          codes += bytes;
+          BulkCopy(WeightSlot<S>(weights.slot) + lane * S::kChunkBytes, strip, S::kChunkBytes,
+                   full);
+          strip += S::kChunkBytes;
         }
         weights.Advance(S::kChunkSlots);
       }
@@ -483,26 +468,19 @@ __device__ inline void Produce(const Params& params) {
 __device__ inline uint4 LoadShared16(const unsigned char* shared) {
   return *reinterpret_cast<const uint4*>(shared);
 }
-// A byte at the exponent's place of both bf16 numbers of a word.
-template <int kByte>
-__device__ inline uint32_t ExponentBf16x2(uint32_t bytes) {
-  return __byte_perm(bytes, 0, 0x4040u | kByte | (kByte << 8)) << 7;
-}
-
 // What a lane needs of a stage (64 columns of a chunk) for its four k16 steps.
 template <WeightFormat kFormat>
 class StageCodes {
  public:
-  // `scales`: FP8, the bytes of the chunk's four units.
-  __device__ void Load(const unsigned char* chunk, int lane, int stage, uint32_t scales) {
+  __device__ void Load(const unsigned char* chunk, int lane, int stage) {
     if constexpr (kFormat == WeightFormat::kFp4Group) {
       words_[0] = LoadShared16(chunk + 512 * stage + 16 * lane);
-      scales_ = *reinterpret_cast<const uint32_t*>(chunk + 2048 + 16 * (lane / 4) + 4 * stage);
+      scales_.x = *reinterpret_cast<const uint32_t*>(chunk + 2048 + 16 * (lane / 4) + 4 * stage);
     } else if constexpr (kFormat == WeightFormat::kFp8Block) {
 #pragma unroll
       for (int unit = 0; unit < 2; ++unit)
         words_[unit] = LoadShared16(chunk + 512 * (2 * stage + unit) + 16 * lane);
-      scales_ = scales >> (16 * stage);
+      scales_ = *reinterpret_cast<const uint2*>(chunk + 2048 + 8 * stage);
     } else {
 #pragma unroll
       for (int step = 0; step < 4; ++step)
@@ -513,27 +491,13 @@ class StageCodes {
   template <int kStep>
   __device__ void Fragment(uint32_t (&a)[4]) const {
     if constexpr (kFormat == WeightFormat::kFp4Group) {
-      const uint32_t codes[4] = {words_[0].x, words_[0].y, words_[0].z, words_[0].w};
-      const uint32_t c = codes[kStep];
-      const uint32_t low = ExponentBf16x2<kStep / 2 * 2>(scales_);       // row g
-      const uint32_t high = ExponentBf16x2<kStep / 2 * 2 + 1>(scales_);  // row g + 8
-      constexpr uint32_t kPlaces = 0x81c081c0u;
-      a[0] = MulBf16x2(c & kPlaces, low);
-      a[1] = MulBf16x2((c << 3) & kPlaces, high);
-      a[2] = MulBf16x2((c << 6) & kPlaces, low);
-      a[3] = MulBf16x2(
-          ((c << 1) & 0x80008000u) | ((c >> 4) & 0x00c000c0u) | ((c >> 5) & 0x01000100u), high);
+      ConvertFp4<kStep % 2>(kStep < 2 ? words_[0].x : words_[0].z,
+                            kStep < 2 ? words_[0].y : words_[0].w, Fp4Scales<kStep / 2>(scales_.x),
+                            a);
     } else if constexpr (kFormat == WeightFormat::kFp8Block) {
       const uint4 words = words_[kStep / 2];
-      const uint32_t codes[2] = {kStep % 2 == 0 ? words.x : words.z,
-                                 kStep % 2 == 0 ? words.y : words.w};
-      const uint32_t scale = ExponentBf16x2<kStep / 2>(scales_);
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const uint32_t c = codes[half];
-        a[2 * half] = MulBf16x2((c & 0x80008000u) | ((c >> 4) & 0x07f007f0u), scale);
-        a[2 * half + 1] = MulBf16x2(((c << 8) & 0x80008000u) | ((c << 4) & 0x07f007f0u), scale);
-      }
+      ConvertFp8(kStep % 2 == 0 ? words.x : words.z, kStep % 2 == 0 ? words.y : words.w,
+                 kStep / 2 == 0 ? scales_.x : scales_.y, a);
     } else {
       a[0] = words_[kStep].x;
       a[1] = words_[kStep].y;
@@ -547,7 +511,7 @@ class StageCodes {
                                 : kFormat == WeightFormat::kFp8Block ? 2
                                                                      : 4;
   uint4 words_[kWords] = {};
-  uint32_t scales_ = 0;
+  uint2 scales_ = {0, 0};  // FP4: of the stage's unit, in the first word; FP8: of its two units
 };
 
 // ---- Results --------------------------------------------------------------------------
@@ -844,13 +808,8 @@ __device__ __forceinline__ void MultiplyTile(const Params& params, const Tile& t
   for (int column = tile.first_column; column < tile.end_column; column += S::kChunkColumns) {
     BarrierWait(Barriers<S>::WeightsFull(rings.weights.slot), rings.weights.parity);
     const unsigned char* const chunk = WeightSlot<S>(rings.weights.slot) + warp * S::kChunkBytes;
-    uint32_t scales = 0;
-    if constexpr (S::kFormat == WeightFormat::kFp8Block) {
-      scales = *reinterpret_cast<const uint32_t*>(chunk + S::kUnitsBytes +
-                                                  column / S::kChunkColumns % 4 * 4);
-    }
     StageCodes<S::kFormat> codes;
-    codes.Load(chunk, lane, 0, scales);
+    codes.Load(chunk, lane, 0);
     const auto multiply_stage = [&]<int kStage>() {
       BarrierWait(Barriers<S>::XFull(rings.x.slot), rings.x.parity);
       FenceAsyncProxy();
@@ -871,7 +830,7 @@ __device__ __forceinline__ void MultiplyTile(const Params& params, const Tile& t
         WarpgroupCommit();
         // The next stage's codes, a group ahead of their use.
         if constexpr (kGroup == 0 && kStage + 1 < S::kChunkStages)
-          next.Load(chunk, lane, kStage + 1, scales);
+          next.Load(chunk, lane, kStage + 1);
         WarpgroupWait<S::kGroupsInFlight>();
         // Everything that reads the stage before has ended.
         if (kGroup == S::kGroupsInFlight - 1 && used_slot >= 0 && lane == 0)
@@ -888,10 +847,7 @@ __device__ __forceinline__ void MultiplyTile(const Params& params, const Tile& t
       rings.x.Advance(ring.stages);
     };
     multiply_stage.template operator()<0>();
-    if constexpr (S::kChunkStages >= 2) {
-      if (S::kFormat == WeightFormat::kFp4Group || column + 64 < tile.end_column)
-        multiply_stage.template operator()<1>();
-    }
+    if constexpr (S::kChunkStages >= 2) multiply_stage.template operator()<1>();
     if (rings.lead) {
       rings.lead = false;
       if (warp < 4) NamedBarrierArrive(kLeadBarrier, 32 * kConsumerWarps);

@@ -3,7 +3,11 @@
 // weights (together more than four times the L2), replayed; the figure is the median over replays,
 // divided by the calls in the graph, so launches overlap as they do in the model. Printed beside
 // it: bytes of the weights that the call needs over time, and that as a share of 4.3 TB/s and of
-// what a plain reading kernel reached in this run.
+// what a plain reading kernel reached in this run, and the project's floor and target where there
+// are any.
+//
+// Arguments: words that a case's name must contain ("experts," "dense set"), none for all; and
+//   --variants  repeats each case for every way to share a multiprocessor (DecodeTuning).
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -20,6 +24,7 @@
 #include "device.cuh"
 #include "ops/gated_linear/gated_linear.h"
 #include "ops/linear/linear.h"
+#include "ops/linear/linear_decode.h"
 #include "ops/linear/linear_test_util.h"
 #include "tensor/copy.h"
 #include "tensor/cuda_device.h"
@@ -61,10 +66,23 @@ __global__ void ReadKernel(const uint4* from, int64_t count, uint32_t* sink) {
   if (sum == 0x12345678u) *sink = sum;
 }
 
+// Floor and target of a case in microseconds, zero for none.
+struct Goal {
+  double floor = 0;
+  double target = 0;
+};
+// Those of a share of the sustained rate.
+Goal ShareGoal(double bytes, double floor, double target) {
+  return {bytes / kSustainedRate / floor, bytes / kSustainedRate / target};
+}
+
 class Bench {
  public:
-  explicit Bench(Stream& stream)
-      : stream_(stream), events_{Must(CreateEvent(0)), Must(CreateEvent(0))} {
+  Bench(Stream& stream, std::vector<std::string> filters, bool variants)
+      : stream_(stream),
+        filters_(std::move(filters)),
+        variants_(variants),
+        events_{Must(CreateEvent(0)), Must(CreateEvent(0))} {
     const int64_t bytes = int64_t{2} << 30;
     const Buffer a = Must(Buffer::AllocateZeroed(stream.device(), bytes));
     const Buffer b = Must(Buffer::AllocateZeroed(stream.device(), 16));
@@ -79,22 +97,48 @@ class Bench {
     std::printf("a reading kernel: %.0f GB/s\n", read_rate_ / 1e3);
   }
 
+  bool Wants(const std::string& name) const {
+    return filters_.empty() || std::any_of(filters_.begin(), filters_.end(), [&](const auto& f) {
+             return name.find(f) != std::string::npos;
+           });
+  }
+
   // Runs `record` into a graph of `calls` calls that each need `bytes` of weights.
-  void Time(const std::string& name, int64_t calls, double bytes,
+  void Time(const std::string& name, int64_t calls, double bytes, Goal goal,
             const std::function<void(int64_t call)>& record) {
+    if (!Wants(name)) return;
+    TimeOne(name, calls, bytes, goal, record);
+    if (!variants_) return;
+    for (const DecodeTuning& tuning :
+         {DecodeTuning{1, 0, 0}, DecodeTuning{1, 8, 0}, DecodeTuning{2, 0, 0},
+          DecodeTuning{2, 3, 0}, DecodeTuning{2, 6, 0}, DecodeTuning{3, 2, 0},
+          DecodeTuning{0, 0, 8}, DecodeTuning{2, 0, 8}, DecodeTuning{0, 0, 16},
+          DecodeTuning{1, 0, 16}}) {
+      TuneDecode() = tuning;
+      TimeOne(fmt::format("  blocks {} ring {} group rows {}", tuning.blocks_per_multiprocessor,
+                          tuning.ring_slots, tuning.group_block_rows),
+              calls, bytes, goal, record);
+    }
+    TuneDecode() = {};
+  }
+
+ private:
+  void TimeOne(const std::string& name, int64_t calls, double bytes, Goal goal,
+               const std::function<void(int64_t call)>& record) {
     const double us = Median([&] {
                         for (int64_t i = 0; i < calls; ++i) record(i);
                       }) /
                       static_cast<double>(calls);
     const double rate = bytes / us;
     std::printf(
-        "%-44s %9.2f us %7.0f GB/s %6.1f %% of 4.3 TB/s %6.1f %% of read   (p10 %.2f, p90 %.2f)\n",
+        "%-44s %9.2f us %7.0f GB/s %6.1f %% of 4.3 TB/s %6.1f %% of read   (p10 %.2f, p90 %.2f)",
         name.c_str(), us, rate / 1e3, 100 * rate / kSustainedRate, 100 * rate / read_rate_,
         p10_ / static_cast<double>(calls), p90_ / static_cast<double>(calls));
+    if (goal.floor > 0) std::printf("   floor %.1f, target %.1f us", goal.floor, goal.target);
+    std::printf("\n");
     std::fflush(stdout);
   }
 
- private:
   // Microseconds.
   double Median(const std::function<void()>& record) {
     void* const cuda_stream = stream_.cuda_stream();
@@ -117,6 +161,8 @@ class Bench {
   }
 
   Stream& stream_;
+  std::vector<std::string> filters_;
+  bool variants_;
   void* events_[2];
   double read_rate_ = 0;
   double p10_ = 0;
@@ -195,7 +241,34 @@ std::vector<const LinearWeight*> Pointers(const std::vector<LinearWeight>& weigh
   return pointers;
 }
 
+// Rows of the experts.
+struct ExpertCase {
+  const char* name;
+  int64_t touched;  // experts that get rows
+  int64_t rows;     // each
+  int64_t tokens;   // instead: six random experts for each
+};
+constexpr ExpertCase kExpertCases[] = {
+    {"B=1: 6 experts, 1 row", 6, 1, 0},
+    {"6 experts, 8 rows", 6, 8, 0},
+    {"B=8: 6 experts for each of 8 tokens", 0, 0, 8},
+    {"48 experts, 1 row", 48, 1, 0},
+    {"48 experts, 8 rows", 48, 8, 0},
+    {"48 experts, 16 rows", 48, 16, 0},
+    {"48 experts, 32 rows", 48, 32, 0},
+    {"48 experts, 64 rows", 48, 64, 0},
+    {"B=64", 0, 0, 64},
+    {"B=256", 0, 0, 256},
+    {"384 experts, 16 rows", 384, 16, 0},
+};
+
 void BenchExperts(Bench& bench, Stream& stream) {
+  constexpr const char* kParts[] = {", both", ", gate and up", ", down"};
+  const auto wants = [&](const ExpertCase& c) {
+    return std::any_of(std::begin(kParts), std::end(kParts),
+                       [&](const char* part) { return bench.Wants(std::string(c.name) + part); });
+  };
+  if (std::none_of(std::begin(kExpertCases), std::end(kExpertCases), wants)) return;
   constexpr int64_t kExperts = 384;
   constexpr int64_t kHidden = 5120;
   constexpr int64_t kIntermediate = 2304;
@@ -211,26 +284,9 @@ void BenchExperts(Bench& bench, Stream& stream) {
   const double expert_bytes =
       static_cast<double>(gate[0].bytes() + up[0].bytes() + down[0].bytes());
 
-  struct Case {
-    const char* name;
-    int64_t touched;  // experts that get rows
-    int64_t rows;     // each
-    int64_t tokens;   // instead: six random experts for each
-  };
-  const Case cases[] = {
-      {"B=1: 6 experts, 1 row", 6, 1, 0},
-      {"6 experts, 8 rows", 6, 8, 0},
-      {"B=8: 6 experts for each of 8 tokens", 0, 0, 8},
-      {"48 experts, 1 row", 48, 1, 0},
-      {"48 experts, 8 rows", 48, 8, 0},
-      {"48 experts, 16 rows", 48, 16, 0},
-      {"48 experts, 32 rows", 48, 32, 0},
-      {"48 experts, 64 rows", 48, 64, 0},
-      {"B=64", 0, 0, 64},
-      {"B=256", 0, 0, 256},
-      {"384 experts, 16 rows", 384, 16, 0},
-  };
-  for (const Case& c : cases) {
+  for (const ExpertCase& c : kExpertCases) {
+    const std::string name = c.name;
+    if (!wants(c)) continue;
     Tensors tensors(stream);
     struct Call {
       TensorView offsets, index;
@@ -300,13 +356,15 @@ void BenchExperts(Bench& bench, Stream& stream) {
                           .y = y},
                          stream));
     };
-    const std::string name = c.name;
-    bench.Time(name + ", both", count, bytes, [&](int64_t i) {
+    Goal goal;
+    if (c.touched == 6 && c.rows == 1) goal = {50.0, 35.0};
+    if (bytes >= 400e6 && c.rows <= 16) goal = ShareGoal(bytes, 0.72, 0.88);
+    bench.Time(name + kParts[0], count, bytes, goal, [&](int64_t i) {
       gated(i);
       grouped(i);
     });
-    bench.Time(name + ", gate and up", count, bytes * 2 / 3, gated);
-    bench.Time(name + ", down", count, bytes / 3, grouped);
+    bench.Time(name + kParts[1], count, bytes * 2 / 3, {}, gated);
+    bench.Time(name + kParts[2], count, bytes / 3, {}, grouped);
   }
 }
 
@@ -333,6 +391,12 @@ void BenchDense(Bench& bench, Stream& stream, std::span<const int64_t> row_count
       {"LM head 129280 x 5120 bf16", WeightFormat::kBf16, 129280, 5120, 1, false, true},
   };
   for (const Dense& shape : shapes) {
+    const auto name_of = [&](int64_t rows) {
+      return fmt::format("{}, dense, {} rows", shape.name, rows);
+    };
+    if (std::none_of(row_counts.begin(), row_counts.end(),
+                     [&](int64_t rows) { return bench.Wants(name_of(rows)); }))
+      continue;
     const double element = shape.format == WeightFormat::kBf16 ? 2.0 : 1.0 + 1.0 / 1024;
     const double bytes = element * static_cast<double>(shape.n * shape.k * shape.together);
     const int64_t calls =
@@ -344,22 +408,32 @@ void BenchDense(Bench& bench, Stream& stream, std::span<const int64_t> row_count
       const TensorView x = tensors.Random(rows, shape.k * shape.together);
       const TensorView y =
           tensors.New(shape.f32 ? DType::kF32 : DType::kBf16, {rows, shape.n * shape.together});
-      bench.Time(fmt::format("{}, {} rows", shape.name, rows), calls, bytes, [&](int64_t i) {
-        std::vector<LinearArgs> batch;
-        for (int64_t j = 0; j < shape.together; ++j) {
-          batch.push_back({.x = x.Columns(j * shape.k, (j + 1) * shape.k),
-                           .weight = &weights[static_cast<size_t>(i * shape.together + j)],
-                           .y = y.Columns(j * shape.n, (j + 1) * shape.n),
-                           .quantize_y = shape.quantize});
-        }
-        Must(LinearBatch(batch, stream));
-      });
+      Goal goal;
+      if (shape.format == WeightFormat::kFp8Block && rows <= 16)
+        goal = ShareGoal(bytes, 0.7, bytes >= 30e6 ? 0.8 : 0.6);
+      bench.Time(
+          fmt::format("{}, dense, {} rows", shape.name, rows), calls, bytes, goal, [&](int64_t i) {
+            std::vector<LinearArgs> batch;
+            for (int64_t j = 0; j < shape.together; ++j) {
+              batch.push_back({.x = x.Columns(j * shape.k, (j + 1) * shape.k),
+                               .weight = &weights[static_cast<size_t>(i * shape.together + j)],
+                               .y = y.Columns(j * shape.n, (j + 1) * shape.n),
+                               .quantize_y = shape.quantize});
+            }
+            Must(LinearBatch(batch, stream));
+          });
     }
   }
 }
 
 // The dense linears of one layer, one after the other, as often as there are layers' weights.
 void BenchDenseSet(Bench& bench, Stream& stream, std::span<const int64_t> row_counts) {
+  const auto wants = [&](int64_t rows) {
+    return bench.Wants(fmt::format("wq_a + wkv, {} rows", rows)) ||
+           bench.Wants(fmt::format("shared gate and up, {} rows", rows)) ||
+           bench.Wants(fmt::format("dense set of a layer, {} rows", rows));
+  };
+  if (std::none_of(row_counts.begin(), row_counts.end(), wants)) return;
   constexpr int64_t kLayers = 8;
   const auto fp8 = [&](int64_t n, int64_t k, int64_t each) {
     return Weights(WeightFormat::kFp8Block, n, k, kLayers * each, stream);
@@ -401,34 +475,39 @@ void BenchDenseSet(Bench& bench, Stream& stream, std::span<const int64_t> row_co
                         .numerics = Numerics::kProduction},
                        stream));
     };
-    bench.Time(fmt::format("wq_a + wkv, {} rows", rows), 4 * kLayers, 1792.0 * 5120, inputs);
+    bench.Time(fmt::format("wq_a + wkv, {} rows", rows), 4 * kLayers, 1792.0 * 5120,
+               ShareGoal(1792.0 * 5120, 0.5, 0.6), inputs);
     bench.Time(fmt::format("shared gate and up, {} rows", rows), 2 * kLayers, 4608.0 * 5120,
-               shared);
+               ShareGoal(4608.0 * 5120, 0.5, 0.6), shared);
     const double bytes = 1792.0 * 5120 + 32768.0 * 1280 + 8 * 1024.0 * 4096 + 5120.0 * 8192 +
                          4608.0 * 5120 + 5120.0 * 2304;
-    bench.Time(fmt::format("dense set of a layer, {} rows", rows), kLayers, bytes, [&](int64_t i) {
-      const auto at = static_cast<size_t>(i);
-      inputs(i);
-      Must(Linear({.x = qr, .weight = &wq_b[at], .y = q}, stream));
-      std::vector<LinearArgs> groups;
-      for (int64_t g = 0; g < 8; ++g) {
-        groups.push_back({.x = attention.Columns(4096 * g, 4096 * (g + 1)),
-                          .weight = &wo_a[8 * at + static_cast<size_t>(g)],
-                          .y = u.Columns(1024 * g, 1024 * (g + 1)),
-                          .quantize_y = true});
-      }
-      Must(LinearBatch(groups, stream));
-      Must(Linear({.x = u, .weight = &wo_b[at], .y = y}, stream));
-      shared(i);
-      Must(Linear({.x = hidden, .weight = &down[at], .y = y}, stream));
-    });
+    const Goal goal = rows == 1 ? Goal{63.0, 52.0} : Goal{};
+    bench.Time(fmt::format("dense set of a layer, {} rows", rows), kLayers, bytes, goal,
+               [&](int64_t i) {
+                 const auto at = static_cast<size_t>(i);
+                 inputs(i);
+                 Must(Linear({.x = qr, .weight = &wq_b[at], .y = q}, stream));
+                 std::vector<LinearArgs> groups;
+                 for (int64_t g = 0; g < 8; ++g) {
+                   groups.push_back({.x = attention.Columns(4096 * g, 4096 * (g + 1)),
+                                     .weight = &wo_a[8 * at + static_cast<size_t>(g)],
+                                     .y = u.Columns(1024 * g, 1024 * (g + 1)),
+                                     .quantize_y = true});
+                 }
+                 Must(LinearBatch(groups, stream));
+                 Must(Linear({.x = u, .weight = &wo_b[at], .y = y}, stream));
+                 shared(i);
+                 Must(Linear({.x = hidden, .weight = &down[at], .y = y}, stream));
+               });
   }
 }
 
-int Main() {
+int Main(int argc, char** argv) {
+  std::vector<std::string> filters(argv + 1, argv + argc);
+  const bool variants = std::erase(filters, "--variants") > 0;
   const std::unique_ptr<Stream> stream = Must(Stream::CreateCuda(0, 16));
   std::printf("device: %s\n", Must(GetDeviceProperties(0)).name.c_str());
-  Bench bench(*stream);
+  Bench bench(*stream, std::move(filters), variants);
   constexpr int64_t kRowCounts[] = {1, 8, 16, 64};
   BenchExperts(bench, *stream);
   BenchDenseSet(bench, *stream, kRowCounts);
@@ -439,6 +518,6 @@ int Main() {
 }  // namespace
 }  // namespace deepinfer::cuda
 
-int main() {
-  return deepinfer::cuda::Main();
+int main(int argc, char** argv) {
+  return deepinfer::cuda::Main(argc, argv);
 }

@@ -119,6 +119,15 @@ inline uint32_t MulBf16x2(uint32_t a, uint32_t b) {
   return product(Bf16LowToFloat(a), Bf16LowToFloat(b)) |
          (product(Bf16HighToFloat(a), Bf16HighToFloat(b)) << 16);
 }
+inline uint32_t MulBf16x2ByLow(uint32_t a, uint32_t b) {
+  return MulBf16x2(a, (b & 0xffffu) | (b << 16));
+}
+inline uint32_t MulBf16x2ByHigh(uint32_t a, uint32_t b) {
+  return MulBf16x2(a, (b >> 16) | (b & 0xffff0000u));
+}
+inline uint32_t SelectBits(uint32_t mask, uint32_t a, uint32_t b) {
+  return (a & mask) | (b & ~mask);
+}
 inline float Exp2(float x) {
   const float y = ::exp2f(x);
   return y < FLT_MIN ? 0.0f : y;

@@ -160,6 +160,39 @@ __device__ inline uint32_t MulBf16x2(uint32_t a, uint32_t b) {
   asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
   return d;
 }
+// Both values of `a` times the low (high) one of `b`.
+__device__ inline uint32_t MulBf16x2ByLow(uint32_t a, uint32_t b) {
+  uint32_t d;
+  asm("{\n"
+      ".reg .b16 low, high;\n"
+      ".reg .b32 both;\n"
+      "mov.b32 {low, high}, %2;\n"
+      "mov.b32 both, {low, low};\n"
+      "mul.rn.bf16x2 %0, %1, both;\n"
+      "}\n"
+      : "=r"(d)
+      : "r"(a), "r"(b));
+  return d;
+}
+__device__ inline uint32_t MulBf16x2ByHigh(uint32_t a, uint32_t b) {
+  uint32_t d;
+  asm("{\n"
+      ".reg .b16 low, high;\n"
+      ".reg .b32 both;\n"
+      "mov.b32 {low, high}, %2;\n"
+      "mov.b32 both, {high, high};\n"
+      "mul.rn.bf16x2 %0, %1, both;\n"
+      "}\n"
+      : "=r"(d)
+      : "r"(a), "r"(b));
+  return d;
+}
+// Bits of `a` where the mask has ones, of `b` elsewhere; one instruction.
+__device__ inline uint32_t SelectBits(uint32_t mask, uint32_t a, uint32_t b) {
+  uint32_t d;
+  asm("lop3.b32 %0, %1, %2, %3, 0xca;" : "=r"(d) : "r"(mask), "r"(a), "r"(b));
+  return d;
+}
 __device__ inline uint32_t FloatsToBf16x2(float low, float high) {
   uint32_t d;
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
