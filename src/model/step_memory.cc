@@ -59,7 +59,12 @@ class Counter {
 
   // A linear's prepared copy of its input, and what each thread takes.
   void Linear(int64_t rows, int64_t k) {
-    if (s_.gpu) return;
+    if (s_.gpu) {
+      // Sums of segments of K.
+      constexpr int64_t kFewRows = 48;
+      if (rows >= kFewRows) count_.Scope([&] { count_.Add(int64_t{48} << 20); });
+      return;
+    }
     constexpr int64_t kWaveRows = 2048;
     count_.Scope([&] {
       const int64_t padded = CeilDiv(k, kLinearBlock) * kLinearBlock;

@@ -42,6 +42,10 @@ Result<std::unique_ptr<Stream>> Stream::CreateCuda(int device_index, int num_thr
   stream->sm_count_ = properties.sm_count;
   stream->compute_major_ = properties.compute_major;
   DI_ASSIGN_OR_RETURN(stream->cuda_stream_, cuda::CreateStream(device_index));
+  constexpr int64_t kCounterBytes = kArrivalCounters * static_cast<int64_t>(sizeof(int32_t));
+  DI_ASSIGN_OR_RETURN(stream->arrival_counters_, Buffer::Allocate(stream->device_, kCounterBytes));
+  DI_RETURN_IF_ERROR(
+      cuda::FillBytes(stream->arrival_counters_.data(), 0, kCounterBytes, stream->cuda_stream_));
   return stream;
 }
 

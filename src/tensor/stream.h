@@ -40,6 +40,12 @@ class Stream {
   int sm_count() const {
     return sm_count_;
   }
+  // Counters on the device that are zero whenever no kernel of the stream runs: a kernel that
+  // counts arrivals leaves them as it found them. Null on a CPU.
+  static constexpr int64_t kArrivalCounters = 16384;
+  int32_t* arrival_counters() {
+    return static_cast<int32_t*>(arrival_counters_.data());
+  }
   // 9 for Hopper, 10 for Blackwell; 0 on a CPU.
   int compute_major() const {
     return compute_major_;
@@ -89,6 +95,7 @@ class Stream {
   void* cuda_stream_ = nullptr;
   int sm_count_ = 0;
   int compute_major_ = 0;
+  Buffer arrival_counters_;
   std::unique_ptr<ThreadPool> pool_;
   CpuLevel cpu_level_;
   bool use_reference_ = false;

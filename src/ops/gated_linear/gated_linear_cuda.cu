@@ -48,8 +48,8 @@ Status GatedLinear(const GatedLinearArgs& args, Stream& stream) {
                   "gate_weights");
     }
   }
-  if (TakesManyRows(args.out.rows() / std::ssize(args.gate_weights), *args.gate_weights[0], args.x,
-                    stream))
+  if (TakesManyRows(args.out.rows(), std::ssize(args.gate_weights), true, *args.gate_weights[0],
+                    args.x, stream))
     return PrefillGatedLinear(args, stream);
   const LinearWeight& up = *args.up_weights[0];
   DecodeWork work;

@@ -31,21 +31,35 @@ Status LaunchProblems(WeightFormat format, std::span<const DecodeProblem> proble
 
 }  // namespace
 
-bool TakesManyRows(int64_t rows, const LinearWeight& weight, const TensorView& x,
-                   const Stream& stream) {
+bool TakesManyRows(int64_t rows, int64_t groups, bool gated, const LinearWeight& weight,
+                   const TensorView& x, const Stream& stream) {
+  const PrefillWork work{
+      .rows = rows / groups, .n = weight.n(), .k = weight.k(), .weights = groups};
   return stream.compute_major() == 9 && !stream.use_reference() && PrefillTakes(x) &&
-         PrefillPays(rows, weight.format(), weight.n(), weight.k());
+         PrefillPays(weight.format(), gated, {&work, 1}, stream.sm_count());
 }
 
 Status LinearBatch(std::span<const LinearArgs> batch, Stream& stream) {
   std::vector<DecodeProblem> few_rows;
   std::vector<LinearArgs> many_rows;
+  std::vector<PrefillWork> work;
+  const bool has_many_rows = stream.compute_major() == 9 && !stream.use_reference();
   for (const WeightFormat format : kFormats) {
     few_rows.clear();
     many_rows.clear();
+    work.clear();
+    // What the kernel for many rows could take, which decides as one launch.
+    if (has_many_rows) {
+      for (const LinearArgs& args : batch) {
+        if (args.weight->format() != format || args.y.rows() == 0 || !PrefillTakes(args.x))
+          continue;
+        work.push_back({.rows = args.y.rows(), .n = args.weight->n(), .k = args.weight->k()});
+      }
+    }
+    const bool pays = !work.empty() && PrefillPays(format, false, work, stream.sm_count());
     for (const LinearArgs& args : batch) {
       if (args.weight->format() != format || args.y.rows() == 0) continue;
-      if (TakesManyRows(args.y.rows(), *args.weight, args.x, stream)) {
+      if (pays && PrefillTakes(args.x)) {
         many_rows.push_back(args);
         continue;
       }
@@ -64,7 +78,8 @@ Status LinearBatch(std::span<const LinearArgs> batch, Stream& stream) {
 
 Status GroupedLinear(const GroupedLinearArgs& args, Stream& stream) {
   if (args.y.rows() == 0) return {};
-  if (TakesManyRows(args.y.rows() / std::ssize(args.weights), *args.weights[0], args.x, stream))
+  if (TakesManyRows(args.y.rows(), std::ssize(args.weights), false, *args.weights[0], args.x,
+                    stream))
     return PrefillGroupedLinear(args, stream);
   DecodeWork work;
   work.num_problems = 1;

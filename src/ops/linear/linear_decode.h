@@ -95,10 +95,10 @@ Status LaunchDecode(WeightFormat format, DecodeWork work, Stream& stream);
 // problems.
 Status LaunchLinearReference(WeightFormat format, const DecodeWork& work, Stream& stream);
 
-// Whether the kernels for many rows (linear_prefill.h) take a linear with so many rows per weight,
-// on average.
-bool TakesManyRows(int64_t rows, const LinearWeight& weight, const TensorView& x,
-                   const Stream& stream);
+// Whether the kernels for many rows (linear_prefill.h) take rows in groups of one weight each, or
+// of one gated pair.
+bool TakesManyRows(int64_t rows, int64_t groups, bool gated, const LinearWeight& weight,
+                   const TensorView& x, const Stream& stream);
 
 // A problem of a weight, x and y; groups, pairs and quantisation are the caller's to add.
 DecodeProblem DecodeProblemOf(const LinearWeight& weight, const TensorView& x, const TensorView& y);

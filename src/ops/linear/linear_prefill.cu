@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdint>
 #include <limits>
+#include <vector>
 
 #include "base/ceil_div.h"
 #include "base/check.h"
@@ -16,7 +17,6 @@ namespace deepinfer::cuda {
 namespace {
 
 using prefill::Params;
-using prefill::PrefillKernel;
 using prefill::Problem;
 
 bool IsAligned16(const void* pointer) {
@@ -82,91 +82,11 @@ Result<WeightRun> RunOf(std::span<const LinearWeight* const> weights, const char
   return WeightRun{reinterpret_cast<const uint8_t*>(data(first) - stride * first), stride};
 }
 
-// Clocks per stage of 64 columns of a tile: of the tensor cores (8 per token, and some between
-// stages), or of the L2, which gives a multiprocessor about 32 bytes per clock.
-int64_t StageClocks(WeightFormat format, int64_t tokens) {
-  const int64_t weight_bytes = format == WeightFormat::kFp4Group   ? 256 * 34
-                               : format == WeightFormat::kFp8Block ? 256 * 64
-                                                                   : 256 * 128;
-  const int64_t computed = std::max<int64_t>(tokens, 64);
-  return std::max(8 * computed + 80, (weight_bytes + tokens * prefill::kRowBytes) / 32);
-}
-
-// What storing a tile and starting the next one costs beside its stages.
-constexpr int64_t kTileClocks = 2500;
-
-// Clocks of all problems with tiles of `tokens` rows: the rounds that the busiest multiprocessor
-// has, the last one with halves where those fit.
-int64_t LaunchClocks(WeightFormat format, int64_t tiles, int64_t tokens, int64_t columns,
-                     int64_t sm_count) {
-  const int64_t stages = CeilDiv(columns, prefill::kStageColumns);
-  const int64_t rest = tiles % sm_count;
-  int64_t clocks = tiles / sm_count * (stages * StageClocks(format, tokens) + kTileClocks);
-  if (rest > 0) {
-    const int64_t last = 2 * rest <= sm_count ? tokens / 2 : tokens;
-    clocks += stages * StageClocks(format, last) + kTileClocks;
-  }
-  return clocks;
-}
-
-// Rows per tile. Small tiles fill the chip where large ones are too few, but move more bytes per
-// product. Where rows are in groups the host does not know how many there are.
-template <class S>
-int TileTokens(const Params& params, int sm_count) {
-  if (params.group_offsets != nullptr) return S::kTokens;
-  int best = S::kTokens;
-  int64_t best_clocks = std::numeric_limits<int64_t>::max();
-  for (int tokens = S::kTokens; tokens >= 64; tokens -= 32) {
-    int64_t tiles = 0;
-    int64_t columns = 0;
-    for (int i = 0; i < params.units; ++i) {
-      const Problem& problem = params.problems[i];
-      tiles += CeilDiv(problem.n, S::kTileOutputs) * CeilDiv(problem.rows, tokens);
-      columns = std::max<int64_t>(columns, problem.padded_k);
-    }
-    const int64_t clocks = LaunchClocks(S::kFormat, tiles, tokens, columns, std::max(1, sm_count));
-    if (clocks >= best_clocks) continue;
-    best_clocks = clocks;
-    best = tokens;
-  }
-  return best;
-}
-
-template <class S>
-Status LaunchShape(const char* name, Params params, Stream& stream) {
-  params.tile_tokens = TileTokens<S>(params, stream.sm_count());
-  return Launch(name, &PrefillKernel<S>,
-                {.grid = {static_cast<uint32_t>(std::max(1, stream.sm_count()))},
-                 .block = prefill::kThreads,
-                 .shared_bytes = S::SharedBytes(params.units),
-                 .overlap_previous = true},
-                stream, params);
-}
-
-// One format; `segmented` if the K of any problem is.
-template <bool kGated>
-Status LaunchFormat(WeightFormat format, bool segmented, const Params& params, Stream& stream) {
-  const char* name = kGated ? "PrefillGatedLinear" : "PrefillLinear";
-  switch (format) {
-    case WeightFormat::kFp4Group:
-      DI_CHECK(!segmented);
-      return LaunchShape<prefill::Shape<WeightFormat::kFp4Group, kGated, false>>(name, params,
-                                                                                 stream);
-    case WeightFormat::kFp8Block:
-      // A single segment is also a sum of segments; gated FP8 layers (shared experts) have several.
-      if (!segmented && !kGated)
-        return LaunchShape<prefill::Shape<WeightFormat::kFp8Block, false, false>>(name, params,
-                                                                                  stream);
-      return LaunchShape<prefill::Shape<WeightFormat::kFp8Block, kGated, true>>(name, params,
-                                                                                stream);
-    case WeightFormat::kBf16:
-      return LaunchShape<prefill::Shape<WeightFormat::kBf16, kGated, true>>(name, params, stream);
-  }
-  return {};
-}
-
-bool IsSegmented(const LinearWeight& weight) {
-  return PackedOf(weight).segments.count > 1;
+PrefillWork GroupedWork(int64_t rows, const LinearWeight& weight, int groups) {
+  return {.rows = std::max<int64_t>(1, rows / groups),
+          .n = weight.n(),
+          .k = weight.k(),
+          .weights = groups};
 }
 
 const LinearWeight* FirstOf(std::span<const LinearWeight* const> weights) {
@@ -175,27 +95,178 @@ const LinearWeight* FirstOf(std::span<const LinearWeight* const> weights) {
   return nullptr;
 }
 
+// ---- The plan ------------------------------------------------------------------------
+
+constexpr int64_t kStepClocks = 160;  // of a warp: to convert and issue a k16 step
+constexpr int64_t kL2BytesPerClock = 36;
+// What storing a tile and starting the next one costs beside its stages.
+constexpr int64_t kTileClocks = 3000;
+// Sums of a segment of 128 outputs, per token, to or from the L2.
+constexpr int64_t kSumsClocks = 128 * 4 / 40;
+
+int64_t MultipleOf64(int64_t tokens) {
+  return CeilDiv(tokens, int64_t{64}) * 64;
+}
+
+// Clocks per stage of 64 columns of a tile: of the tensor cores, of the warps that convert, or of
+// the L2.
+int64_t StageClocks(WeightFormat format, int64_t tokens) {
+  const int64_t weight_bytes = format == WeightFormat::kFp4Group   ? 128 * 34
+                               : format == WeightFormat::kFp8Block ? 128 * 64
+                                                                   : 128 * 128;
+  return std::max({4 * tokens + 40, 4 * kStepClocks,
+                   (weight_bytes + tokens * prefill::kRowBytes) / kL2BytesPerClock});
+}
+
+// Tiles of a launch.
+struct TileCount {
+  int64_t tiles = 0;
+  int64_t columns = 0;   // of an item, at most
+  int64_t segments = 1;  // items per tile
+  int64_t tile_tokens = 0;
+  int64_t tokens = 0;  // that a tile really has, at most
+};
+
+// Clocks of the multiprocessor that has most to do.
+int64_t LaunchClocks(WeightFormat format, const TileCount& count, int64_t sm_count) {
+  const prefill::TileCut cut =
+      prefill::CutTiles(static_cast<int>(count.tiles), static_cast<int>(count.segments),
+                        static_cast<int>(count.tile_tokens), static_cast<int>(sm_count));
+  const int64_t stages = CeilDiv(count.columns, int64_t{prefill::kStageColumns});
+  const auto item_clocks = [&](int64_t tokens) {
+    const int64_t computed = MultipleOf64(tokens);
+    int64_t clocks = stages * StageClocks(format, computed) + kTileClocks;
+    if (count.segments > 1) clocks += 2 * computed * kSumsClocks;
+    return clocks;
+  };
+  const int64_t rounds = CeilDiv(int64_t{cut.items}, sm_count);
+  const int64_t whole_rounds = std::min(rounds, cut.whole * count.segments / sm_count);
+  const int64_t part = CeilDiv(std::min(count.tokens, count.tile_tokens), int64_t{cut.parts});
+  int64_t clocks = whole_rounds * item_clocks(count.tokens);
+  clocks += (rounds - whole_rounds) * item_clocks(cut.parts > 1 ? part : count.tokens);
+  // The last tile's sums are added when nothing else is left to do.
+  if (count.segments > 1)
+    clocks += (count.segments - 1) * kSumsClocks * (cut.parts > 1 ? part : count.tokens);
+  return clocks;
+}
+
+struct Plan {
+  bool split = false;
+  int tile_tokens = 0;
+  int64_t clocks = std::numeric_limits<int64_t>::max();
+  int64_t tiles = 0;
+};
+
+struct PlanInput {
+  WeightFormat format;
+  bool gated = false;
+  bool grouped = false;  // rows are an average
+  std::span<const PrefillWork> work;
+};
+
+// The split of segments and the rows per tile with the fewest clocks. Small tiles fill the device
+// where large ones are too few, but move more bytes per product.
+Plan PlanOf(const PlanInput& input, const PrefillChoice& choice, int64_t sm_count) {
+  using Segments = PrefillChoice::Segments;
+  sm_count = std::max<int64_t>(1, sm_count);
+  const int64_t tile_outputs = input.gated ? 64 : 128;
+  int64_t segments = 0;  // of all weights, if that is one number
+  bool segmented = false;
+  for (const PrefillWork& work : input.work) {
+    const int64_t count = SegmentsOf(input.format, work.n, work.k).count;
+    segmented |= count > 1;
+    segments = segments == 0 || segments == count ? count : -1;
+  }
+  Plan best;
+  for (const bool split : {false, true}) {
+    // The workspace is for tiles that the host can count.
+    if (split && (segments <= 1 || input.grouped || choice.segments == Segments::kChained))
+      continue;
+    if (!split && segments > 1 && !input.grouped && choice.segments == Segments::kSplit) continue;
+    const int most = segmented && !split ? 192 : 256;
+    for (int tokens = most; tokens >= 64; tokens -= 64) {
+      if (choice.tile_tokens != 0 && tokens != choice.tile_tokens) continue;
+      TileCount count;
+      count.tile_tokens = tokens;
+      count.segments = split ? segments : 1;
+      for (const PrefillWork& work : input.work) {
+        const int64_t token_tiles = CeilDiv(work.rows, int64_t{tokens});
+        count.tiles += work.weights * CeilDiv(work.n, tile_outputs) * token_tiles;
+        count.columns = std::max(count.columns,
+                                 split ? SegmentsOf(input.format, work.n, work.k).columns : work.k);
+        count.tokens = std::max(
+            count.tokens, std::min<int64_t>(tokens, MultipleOf64(CeilDiv(work.rows, token_tiles))));
+      }
+      // Groups differ: room for a quarter more rows than on average.
+      if (input.grouped && choice.tile_tokens == 0 && tokens < most &&
+          tokens < input.work[0].rows * 5 / 4)
+        continue;
+      if (split && (count.tiles * count.segments * tokens * 512 > kPrefillScratchBytes ||
+                    count.tiles * prefill::kMaxParts * prefill::kConsumerWarpgroups >
+                        Stream::kArrivalCounters))
+        continue;
+      const int64_t clocks = LaunchClocks(input.format, count, sm_count);
+      if (clocks > best.clocks) continue;
+      best = {.split = split, .tile_tokens = tokens, .clocks = clocks, .tiles = count.tiles};
+    }
+  }
+  return best;
+}
+
+Status LaunchFormat(WeightFormat format, bool gated, Params params,
+                    std::span<const PrefillWork> work, const PrefillChoice& choice,
+                    Stream& stream) {
+  const bool grouped = params.group_offsets != nullptr;
+  const Plan plan = PlanOf({.format = format, .gated = gated, .grouped = grouped, .work = work},
+                           choice, stream.sm_count());
+  DI_CHECK(plan.tile_tokens > 0);
+  params.tile_tokens = plan.tile_tokens;
+  bool segmented = false;
+  for (const PrefillWork& one : work) segmented |= SegmentsOf(format, one.n, one.k).count > 1;
+  ScratchScope scratch(stream);
+  if (plan.split) {
+    params.segments = static_cast<int>(SegmentsOf(format, work[0].n, work[0].k).count);
+    params.segment_sums = static_cast<float4*>(
+        scratch.AllocateBytes(plan.tiles * params.segments * plan.tile_tokens * 512));
+    params.arrivals = stream.arrival_counters();
+  }
+  const bool chained = segmented && !plan.split;
+  switch (format) {
+    case WeightFormat::kFp4Group:
+      return prefill::LaunchPrefillKernel<WeightFormat::kFp4Group>(
+          gated, chained, choice.group_steps, params, stream);
+    case WeightFormat::kFp8Block:
+      return prefill::LaunchPrefillKernel<WeightFormat::kFp8Block>(
+          gated, chained, choice.group_steps, params, stream);
+    case WeightFormat::kBf16:
+      return prefill::LaunchPrefillKernel<WeightFormat::kBf16>(gated, chained, choice.group_steps,
+                                                               params, stream);
+  }
+  return {};
+}
+
 }  // namespace
 
-bool PrefillPays(int64_t rows, WeightFormat format, int64_t n, int64_t k, int64_t weights) {
-  if (rows < 48) return false;
-  constexpr int64_t kMultiprocessors = 132;
+bool PrefillPays(WeightFormat format, bool gated, std::span<const PrefillWork> work, int sm_count) {
   constexpr double kClocksPerMicrosecond = 1600.0;
-  const int64_t tokens = rows <= 64 ? 64 : 96;
-  const int64_t tiles = weights * CeilDiv(n, int64_t{256}) * CeilDiv(rows, tokens);
-  const double many =
-      4.0 + static_cast<double>(LaunchClocks(format, tiles, tokens, k, kMultiprocessors)) /
-                kClocksPerMicrosecond;
-  // The kernel for few rows reads the weight once per 64 rows, at 3.5 MB per microsecond, or
-  // multiplies at 250 TFLOP/s.
-  const auto elements = static_cast<double>(weights * n * k);
-  const double bytes_per_element = format == WeightFormat::kFp4Group   ? 0.53
-                                   : format == WeightFormat::kFp8Block ? 1.0
-                                                                       : 2.0;
-  const double few =
-      4.0 + static_cast<double>(CeilDiv(rows, int64_t{64})) *
-                std::max(elements * bytes_per_element / 3.5e6, elements * 2.0 * 64.0 / 250e6);
-  return many < few;
+  constexpr double kLaunchMicroseconds = 4.0;
+  double few = kLaunchMicroseconds;
+  bool grouped = false;
+  for (const PrefillWork& one : work) {
+    if (one.rows < 48) return false;
+    grouped |= one.weights > 1;
+    // The kernel for few rows reads the weight once per 16 rows, at 4 MB per microsecond, then at 5
+    // from the L2.
+    const auto elements = static_cast<double>(one.weights * one.n * one.k * (gated ? 2 : 1));
+    const double bytes_per_element = format == WeightFormat::kFp4Group   ? 0.53
+                                     : format == WeightFormat::kFp8Block ? 1.0
+                                                                         : 2.0;
+    const double bytes = elements * bytes_per_element;
+    few += bytes / 4e6 + static_cast<double>(CeilDiv(one.rows, int64_t{16}) - 1) * bytes / 5e6;
+  }
+  const Plan plan =
+      PlanOf({.format = format, .gated = gated, .grouped = grouped, .work = work}, {}, sm_count);
+  return kLaunchMicroseconds + static_cast<double>(plan.clocks) / kClocksPerMicrosecond < few;
 }
 
 bool PrefillTakes(const TensorView& x) {
@@ -203,11 +274,12 @@ bool PrefillTakes(const TensorView& x) {
          x.rows() * (x.row_stride() / 8) < std::numeric_limits<uint32_t>::max();
 }
 
-Status PrefillLinear(std::span<const LinearArgs> batch, Stream& stream) {
+Status PrefillLinear(std::span<const LinearArgs> batch, Stream& stream,
+                     const PrefillChoice& choice) {
   size_t begin = 0;
   while (begin < batch.size()) {
     Params params = {};
-    bool segmented = false;
+    std::vector<PrefillWork> work;
     size_t next = begin;
     for (; next < batch.size() && params.units < prefill::kMaxProblems; ++next) {
       const LinearArgs& args = batch[next];
@@ -216,16 +288,18 @@ Status PrefillLinear(std::span<const LinearArgs> batch, Stream& stream) {
       Problem& problem = params.problems[params.units++];
       problem = ProblemOf(args.x, *args.weight, args.y);
       problem.quantize_y = args.quantize_y;
-      segmented |= IsSegmented(*args.weight);
+      work.push_back({.rows = args.y.rows(), .n = args.weight->n(), .k = args.weight->k()});
     }
     if (params.units > 0)
-      DI_RETURN_IF_ERROR(LaunchFormat<false>(batch[0].weight->format(), segmented, params, stream));
+      DI_RETURN_IF_ERROR(
+          LaunchFormat(batch[0].weight->format(), false, params, work, choice, stream));
     begin = next;
   }
   return {};
 }
 
-Status PrefillGroupedLinear(const GroupedLinearArgs& args, Stream& stream) {
+Status PrefillGroupedLinear(const GroupedLinearArgs& args, Stream& stream,
+                            const PrefillChoice& choice) {
   const LinearWeight* weight = FirstOf(args.weights);
   if (weight == nullptr || args.y.rows() == 0) return {};
   const Result<WeightRun> run = RunOf(args.weights, "GroupedLinear");
@@ -237,10 +311,12 @@ Status PrefillGroupedLinear(const GroupedLinearArgs& args, Stream& stream) {
   params.units = static_cast<int>(args.weights.size());
   params.group_offsets = static_cast<const int32_t*>(args.group_offsets.data());
   params.row_index = static_cast<const int32_t*>(args.row_index.data());
-  return LaunchFormat<false>(weight->format(), IsSegmented(*weight), params, stream);
+  const PrefillWork work = GroupedWork(args.y.rows(), *weight, params.units);
+  return LaunchFormat(weight->format(), false, params, {&work, 1}, choice, stream);
 }
 
-Status PrefillGatedLinear(const GatedLinearArgs& args, Stream& stream) {
+Status PrefillGatedLinear(const GatedLinearArgs& args, Stream& stream,
+                          const PrefillChoice& choice) {
   const LinearWeight* weight = FirstOf(args.gate_weights);
   if (weight == nullptr || args.out.rows() == 0) return {};
   const Result<WeightRun> gate = RunOf(args.gate_weights, "GatedLinear");
@@ -263,7 +339,8 @@ Status PrefillGatedLinear(const GatedLinearArgs& args, Stream& stream) {
   params.row_weight = static_cast<const float*>(args.row_weight.data());
   params.limit = args.limit;
   params.reference_numerics = args.numerics == Numerics::kReference;
-  return LaunchFormat<true>(weight->format(), IsSegmented(*weight), params, stream);
+  const PrefillWork work = GroupedWork(args.out.rows(), *weight, params.units);
+  return LaunchFormat(weight->format(), true, params, {&work, 1}, choice, stream);
 }
 
 }  // namespace deepinfer::cuda

@@ -1,38 +1,32 @@
 // The kernel of linear_prefill.h.
 //
-// Bound: tensor cores. A tile of 256 outputs x 128 rows of x (tokens) takes 2 * 256 * 128 FLOPs per
-// column and moves 256 * (0.53 FP4 | 1.03 FP8) + 128 * 2 bytes from the L2: 170 or 126 FLOPs per
-// byte, where the chip has about 140 FLOPs per byte of L2 bandwidth.
+// Bound: tensor cores. A tile is 128 outputs (gated: 64 of gate and of up) and up to 256 rows of x
+// (tokens). Weights are the A operand in registers and tokens its N, so that 4- and 8-bit codes
+// become bf16 in the registers of the lane that multiplies them: the packed layout (cuda_pack.h) is
+// in the order of fragments. A block has three warpgroups:
 //
-// Weights are the A operand in registers and tokens its N, so that 4- and 8-bit codes become bf16
-// in the registers of the lane that multiplies them: the packed layout (cuda_pack.h) is in the
-// order of fragments. A block has three warpgroups:
+//   Two of consumers, 64 outputs each; a warp owns one strip of 16. The instruction is as wide as
+//   the tile, because a warp's time is spent on issuing conversions (about 6 clocks for each of 30
+//   instructions per k16 step), which must stay below the 128 clocks that 256 columns take for each
+//   of the two warpgroups. Fragments are converted while the steps before them are multiplied.
 //
-//   Two of consumers, 128 outputs each, as two blocks of 64. A warp owns one strip of 16 outputs of
-//   each block, and copies the strips itself, a chunk of four units at a time, by bulk copies into
-//   a ring that nobody else uses: it knows when a chunk has been read, so there is no barrier for
-//   that, and the ring runs ahead into the next tile. Every k16 step is a wgmma group of its own: a
-//   warpgroup converts the next step's fragment while up to three earlier ones are queued. The
-//   second warpgroup runs a chunk behind the first one, so that one multiplies while the other
-//   stores its tile or adds a segment.
-//
-//   One of producers, which copies rows of x in pieces of 16 bytes, gathered by row_index, into a
-//   ring of stages of 64 columns in the 128-byte swizzle.
+//   One of producers: rows of x in pieces of 16 bytes, gathered by row_index, into a ring of stages
+//   of 64 columns in the 128-byte swizzle, announced by the copies themselves; and weights, a chunk
+//   of four units of every strip, by bulk copies.
 //
 // Blocks are persistent, one per multiprocessor, and take tiles in order: tokens first, so that
-// tiles that run at the same time share weights in the L2, in bands of 16 token tiles whose x stays
+// tiles that run at the same time share weights in the L2, in bands of token tiles whose x stays
 // there too. The rows of a unit (a group, or all) are cut into about equal tiles, which run as 64,
-// 96 or 128 columns of the instruction. When the last round of tiles would fill at most half of the
-// blocks, its tiles are halved along the tokens.
+// 128, 192 or 256 columns of the instruction. The last round of tiles is cut along the tokens where
+// that gives more blocks work.
 //
-// Measured before: four steps converted, then four issued, and stages announced only when the ring
-// had wrapped around, reached 517 TFLOP/s with FP4 at 1536 rows per expert, gate and up, where
-// cuBLASLt's bf16 product had 819 (H200, December 2026).
-//
-// Weights whose K has several segments keep totals beside the accumulators, of one block of outputs
-// in registers and of the other one in shared memory; that leaves room for 96 tokens. All totals in
-// registers spill 40 of them; all in shared memory cost too many stages, or twice the traffic at
-// the end of a segment, of which some have 512 columns.
+// Weights whose K has several segments, two ways with the same bits:
+//   * Chained: a block takes the segments of a tile in turn and keeps totals beside the
+//     accumulators, half of them in registers and half in shared memory, which leaves room for 192
+//     tokens.
+//   * Split: a segment is an item of its own, so that few rows fill the device. Its sums go to a
+//     workspace (which stays in the L2), and the warpgroup that arrives last adds all of a tile in
+//     ascending order and stores it.
 #pragma once
 
 #include <cstdint>
@@ -48,12 +42,14 @@ namespace deepinfer::cuda::prefill {
 inline constexpr int kConsumerWarpgroups = 2;
 inline constexpr int kConsumerWarps = 4 * kConsumerWarpgroups;
 inline constexpr int kThreads = 128 * (kConsumerWarpgroups + 1);
-inline constexpr int kBlocks = 2;  // of 64 outputs per warpgroup
 inline constexpr int kStageColumns = 64;
 inline constexpr int kRowBytes = 2 * kStageColumns;  // of a stage
-inline constexpr int kBandTokenTiles = 16;
+inline constexpr int kMaxStages = 16;
+inline constexpr int kBandTokenTiles = 8;
 inline constexpr int kMaxProblems = 16;
-// A row of 64 outputs in shared memory on the way to y; the padding spreads rows over the banks.
+inline constexpr int kMaxParts = 4;  // of a tile, along the tokens
+// Rows on the way to y: so many at a time, of 64 outputs; the padding spreads rows over the banks.
+inline constexpr int kPieceTokens = 32;
 inline constexpr int kStagingRowBytes = 144;
 
 // One weight with its rows, or a stack of weights with rows in groups.
@@ -81,7 +77,12 @@ struct Problem {
 struct Params {
   Problem problems[kMaxProblems];
   int units = 0;        // groups, or problems
-  int tile_tokens = 0;  // the most per tile, at most those of the kernel's shape
+  int tile_tokens = 0;  // the most per tile: a multiple of 64, at most those of the kernel's shape
+  // Split: segments of every problem, their sums, and a counter of arrivals per tile, part and
+  // warpgroup, zero between launches. Otherwise 1.
+  int segments = 1;
+  float4* segment_sums = nullptr;
+  int32_t* arrivals = nullptr;
   // Groups of problem 0; null: every problem is a unit of its own.
   const int32_t* group_offsets = nullptr;
   const int32_t* row_index = nullptr;
@@ -91,47 +92,69 @@ struct Params {
   bool reference_numerics = false;
 };
 
-// What a consumer warp has to know to issue copies of weights: kept in shared memory, because
-// registers are scarce and only one lane needs it.
-struct WeightCursor {
-  const uint8_t* next[kBlocks];  // chunk
-  int columns_left;              // of the tile that is being copied
-  int round;                     // of the tile after it
-};
-
-template <WeightFormat kFormatOf, bool kGatedOf, bool kTotalsOf>
+// `kGroupSteps`: k16 steps that are converted together and form one wgmma group.
+template <WeightFormat kFormatOf, bool kGatedOf, bool kTotalsOf, int kGroupStepsOf>
 struct Shape {
   static constexpr WeightFormat kFormat = kFormatOf;
   static constexpr bool kGated = kGatedOf;
   static constexpr bool kTotals = kTotalsOf;
-  static constexpr int kTokens = kTotals ? 96 : 128;
-  // k16 steps of a warpgroup whose fragments may still be read while it converts the next one.
-  static constexpr int kStepsInFlight = kTotals ? 2 : 3;
+  static constexpr int kTokens = kTotals ? 192 : 256;
+  static constexpr int kGroupSteps = kGroupStepsOf;
+  // Groups whose fragments may still be read while the next one is converted.
+  static constexpr int kGroupsInFlight = kGroupSteps == 1 ? 3 : 1;
   // Outputs of y per tile.
-  static constexpr int kTileOutputs = kGated ? 128 : 256;
+  static constexpr int kTileOutputs = kGated ? 64 : 128;
   // Four units of a strip and their scales.
   static constexpr int kChunkBytes = static_cast<int>(CudaChunkBytes(kFormat));
   static constexpr int kChunkColumns = static_cast<int>(CudaChunkColumns(kFormat));
+  static constexpr int kChunkStages = kChunkColumns / kStageColumns;
   static constexpr int kChunkSlots = kFormat == WeightFormat::kFp4Group ? 2 : 3;
-  static constexpr int kStageBytes = kTokens * kRowBytes;
-  static constexpr int kStages = kTotals ? 6 : (kFormat == WeightFormat::kFp4Group ? 7 : 5);
-  // Of a warpgroup: rows on the way to y, and until then totals of its second block.
-  static constexpr int kStagingBytes = kTotals ? kTokens * 64 * 4 : kTokens * kStagingRowBytes;
+  static constexpr int kXBytes = 5 * kTokens * kRowBytes;
+  // Of a warpgroup: rows on the way to y, and until then half of its totals.
+  static constexpr int kStagingBytes =
+      kTotals ? kTokens / 4 * 128 * 4 : kPieceTokens * kStagingRowBytes;
 
   // Shared memory, in this order: stages of x, chunks of weights, staging, and what follows.
-  static constexpr int kWeightsAt = kStages * kStageBytes;
-  static constexpr int kStagingAt =
-      kWeightsAt + kConsumerWarps * kChunkSlots * kBlocks * kChunkBytes;
+  static constexpr int kWeightsAt = kXBytes;
+  static constexpr int kStagingAt = kWeightsAt + kChunkSlots * kConsumerWarps * kChunkBytes;
   static constexpr int kBarriersAt = kStagingAt + kConsumerWarpgroups * kStagingBytes;
-  static constexpr int kCursorsAt = kBarriersAt + 8 * (2 * kStages + kConsumerWarps * kChunkSlots);
-  static constexpr int kListsAt =
-      kCursorsAt + kConsumerWarps * static_cast<int>(sizeof(WeightCursor));
+  static constexpr int kListsAt = kBarriersAt + 8 * (2 * kMaxStages + 2 * kChunkSlots);
   static constexpr int SharedBytes(int units) {
-    return kListsAt + 4 * (3 + 3 * units);
+    return kListsAt + 4 * (kListWords + 3 * units);
   }
+  static constexpr int kListWords = 6;
 };
 
 // ---- Tiles ---------------------------------------------------------------------------
+
+// How tiles become items, which blocks take in order: a tile's segments one after the other; from
+// tile `whole` on a tile is cut into parts along its tokens, so that the last round of items fills
+// more blocks.
+struct TileCut {
+  int whole = 0;
+  int parts = 1;
+  int items = 0;
+};
+constexpr TileCut CutTiles(int tiles, int segments, int tile_tokens, int blocks) {
+  TileCut cut;
+  cut.whole = tiles;
+  cut.items = tiles * segments;
+  const int rest = cut.items % blocks;
+  if (rest == 0) return cut;
+  const int whole = (cut.items - rest) / segments;
+  const int rounds = (cut.items + blocks - 1) / blocks;
+  for (int parts = kMaxParts; parts > 1; --parts) {
+    // Parts are multiplied as multiples of 64 rows, which must not be more than the tile's.
+    const int part_tokens = ((tile_tokens + parts - 1) / parts + 63) / 64 * 64;
+    const int items = (whole + (tiles - whole) * parts) * segments;
+    if (parts * part_tokens > tile_tokens || (items + blocks - 1) / blocks > rounds) continue;
+    cut.whole = whole;
+    cut.parts = parts;
+    cut.items = items;
+    break;
+  }
+  return cut;
+}
 
 struct Tile {
   int problem;
@@ -139,6 +162,13 @@ struct Tile {
   int row;   // first one, of y
   int rows;  // none: nothing to do
   int output_tile;
+  int first_column;
+  int end_column;
+  // Split only.
+  int index;  // of all tiles
+  int segment;
+  int part;
+  int parts;
 };
 
 // The tiles of all units: lists in shared memory.
@@ -147,7 +177,7 @@ class TileList {
  public:
   // By all threads of the block.
   __device__ static void Build(const Params& params) {
-    int* const tiles = Lists() + 2;
+    int* const tiles = Tiles();
     for (int unit = static_cast<int>(threadIdx.x); unit < params.units; unit += kThreads) {
       const bool grouped = params.group_offsets != nullptr;
       const int first = grouped ? params.group_offsets[unit] : 0;
@@ -176,83 +206,98 @@ class TileList {
         tiles[unit + 1] = before;
       }
       if (LaneId() == 31) {
-        const int blocks = static_cast<int>(gridDim.x);
-        const int rest = before % blocks;
-        const int whole = 2 * rest <= blocks ? before - rest : before;
-        Lists()[0] = whole + 2 * (before - whole);
-        Lists()[1] = whole;
+        const TileCut cut =
+            CutTiles(before, params.segments, params.tile_tokens, static_cast<int>(gridDim.x));
+        Lists()[0] = cut.items;
+        Lists()[1] = cut.whole;
+        Lists()[2] = cut.parts;
         tiles[0] = 0;
       }
     }
     __syncthreads();
   }
 
-  // Tiles per block, those without rows included.
+  // Items per block, those without rows included.
   __device__ static int Rounds() {
     return (Lists()[0] + static_cast<int>(gridDim.x) - 1) / static_cast<int>(gridDim.x);
   }
-  // The block's tile of a round. Blocks move by one from round to round, so that a pattern of large
+  // The block's item of a round. Blocks move by one from round to round, so that a pattern of large
   // and small tiles (a group of one and a half, say) does not give some blocks all the large ones.
   __device__ static Tile At(const Params& params, int round) {
     const int blocks = static_cast<int>(gridDim.x);
-    const int index = round * blocks + (static_cast<int>(blockIdx.x) + round) % blocks;
-    if (index >= Lists()[0]) return {};
+    const int item = round * blocks + (static_cast<int>(blockIdx.x) + round) % blocks;
+    if (item >= Lists()[0]) return {};
     const int whole = Lists()[1];
-    const int* const tiles = Lists() + 2;
-    const bool halved = index >= whole;
-    const int tile = halved ? whole + (index - whole) / 2 : index;
+    const int* const tiles = Tiles();
+    Tile result;
+    int in_order = item / params.segments;  // of tiles, then of parts
+    result.segment = item - in_order * params.segments;
+    result.part = 0;
+    result.parts = 1;
+    if (in_order >= whole) {
+      result.parts = Lists()[2];
+      const int after = in_order - whole;
+      in_order = whole + after / result.parts;
+      result.part = after % result.parts;
+    }
+    result.index = in_order;
     int low = 0;
-    int high = params.units;  // tiles[low] <= tile < tiles[high]
+    int high = params.units;  // tiles[low] <= in_order < tiles[high]
     while (high - low > 1) {
       const int middle = (low + high) / 2;
-      if (tiles[middle] <= tile) {
+      if (tiles[middle] <= in_order) {
         low = middle;
       } else {
         high = middle;
       }
     }
-    Tile result;
     result.unit = low;
     result.problem = params.group_offsets != nullptr ? 0 : low;
+    const Problem& problem = params.problems[result.problem];
     const int unit_rows = Rows(params, low);
     const int tile_rows = TileRows(params, unit_rows);
     const int output_tiles = OutputTiles(params, result.problem);
-    const int in_unit = tile - tiles[low];
+    const int in_unit = in_order - tiles[low];
     const int band = in_unit / (kBandTokenTiles * output_tiles);
     const int in_band = in_unit - band * kBandTokenTiles * output_tiles;
     const int band_tiles =
         min(kBandTokenTiles, TokenTiles(params, unit_rows) - band * kBandTokenTiles);
     result.output_tile = in_band / band_tiles;
-    int first = (band * kBandTokenTiles + in_band - result.output_tile * band_tiles) * tile_rows;
-    int rows = min(tile_rows, unit_rows - first);
-    if (halved) {
-      const bool second = ((index - whole) & 1) != 0;
-      const int half = tile_rows / 2;
-      first += second ? half : 0;
-      rows = second ? rows - half : min(rows, half);
+    const int first =
+        (band * kBandTokenTiles + in_band - result.output_tile * band_tiles) * tile_rows;
+    const int part_rows = (tile_rows + result.parts - 1) / result.parts;
+    const int skipped = result.part * part_rows;
+    result.row = FirstRow(params, low) + first + skipped;
+    result.rows = min(part_rows, min(tile_rows, unit_rows - first) - skipped);
+    result.first_column = 0;
+    result.end_column = problem.padded_k;
+    if (params.segments > 1) {
+      result.first_column = result.segment * problem.segment_columns;
+      result.end_column = min(result.first_column + problem.segment_columns, problem.padded_k);
     }
-    result.row = FirstRow(params, low) + first;
-    result.rows = rows;
     return result;
   }
 
  private:
-  // Tiles to take, tiles that are not halved; tiles before each unit and all, each unit's first
-  // row, and its rows.
+  // Items, whole tiles, parts of the others (and what JoinSegments keeps there); tiles before each
+  // unit and all, each unit's first row, and its rows.
   __device__ static int* Lists() {
     return reinterpret_cast<int*>(DynamicShared<unsigned char>() + S::kListsAt);
   }
+  __device__ static int* Tiles() {
+    return Lists() + S::kListWords - 1;
+  }
   __device__ static int& FirstRow(const Params& params, int unit) {
-    return Lists()[3 + params.units + unit];
+    return Tiles()[params.units + 1 + unit];
   }
   __device__ static int& Rows(const Params& params, int unit) {
-    return Lists()[3 + 2 * params.units + unit];
+    return Tiles()[2 * params.units + 1 + unit];
   }
-  // Tiles of a unit are about equal, a multiple of 32 rows each.
+  // Tiles of a unit are about equal, a multiple of 64 rows each.
   __device__ static int TileRows(const Params& params, int rows) {
     const int tiles = (rows + params.tile_tokens - 1) / params.tile_tokens;
     if (tiles <= 1) return params.tile_tokens;
-    return min(params.tile_tokens, ((rows + tiles - 1) / tiles + 31) / 32 * 32);
+    return min(params.tile_tokens, ((rows + tiles - 1) / tiles + 63) / 64 * 64);
   }
   __device__ static int TokenTiles(const Params& params, int rows) {
     const int tile_rows = TileRows(params, rows);
@@ -263,39 +308,58 @@ class TileList {
   }
 };
 
-// ---- Barriers -------------------------------------------------------------------------
+// ---- Rings ----------------------------------------------------------------------------
 
 struct Ring {
   int slot = 0;
   uint32_t parity = 0;
-  template <int kSlots>
-  __device__ void Advance() {
-    if (++slot == kSlots) {
+  __device__ void Advance(int slots) {
+    if (++slot == slots) {
       slot = 0;
       parity ^= 1u;
     }
   }
 };
 
+// Slots of x: as many stages of the launch's tiles as fit.
+template <class S>
+struct XRing {
+  int stage_bytes;
+  int stages;
+  __device__ explicit XRing(const Params& params)
+      : stage_bytes(params.tile_tokens * kRowBytes),
+        stages(min(kMaxStages, S::kXBytes / stage_bytes)) {}
+};
+
+template <class S>
+__device__ inline unsigned char* WeightSlot(int slot) {
+  return DynamicShared<unsigned char>() + S::kWeightsAt + slot * (kConsumerWarps * S::kChunkBytes);
+}
+
 template <class S>
 struct Barriers {
-  // Full: an arrival per producer warp. Empty: one per consumer warp.
+  // Full: an arrival per producer thread, or one and bytes. Empty: one per consumer warp.
   __device__ static Barrier* XFull(int slot) {
     return At(slot);
   }
   __device__ static Barrier* XEmpty(int slot) {
-    return At(S::kStages + slot);
+    return At(kMaxStages + slot);
   }
-  __device__ static Barrier* WeightsFull(int warp, int slot) {
-    return At(2 * S::kStages + warp * S::kChunkSlots + slot);
+  __device__ static Barrier* WeightsFull(int slot) {
+    return At(2 * kMaxStages + slot);
+  }
+  __device__ static Barrier* WeightsEmpty(int slot) {
+    return At(2 * kMaxStages + S::kChunkSlots + slot);
   }
   __device__ static void Init() {
-    for (int slot = 0; slot < S::kStages; ++slot) {
-      BarrierInit(XFull(slot), 4);
+    for (int slot = 0; slot < kMaxStages; ++slot) {
+      BarrierInit(XFull(slot), 128);
       BarrierInit(XEmpty(slot), kConsumerWarps);
     }
-    for (int warp = 0; warp < kConsumerWarps; ++warp)
-      for (int slot = 0; slot < S::kChunkSlots; ++slot) BarrierInit(WeightsFull(warp, slot), 1);
+    for (int slot = 0; slot < S::kChunkSlots; ++slot) {
+      BarrierInit(WeightsFull(slot), 1);
+      BarrierInit(WeightsEmpty(slot), kConsumerWarps);
+    }
     FenceBarrierInit();
   }
 
@@ -307,37 +371,45 @@ struct Barriers {
 
 // ---- Producers -----------------------------------------------------------------------
 
+// The strip of a consumer warp in a tile, from the tile's first column on.
 template <class S>
-__device__ inline void CopyRows(const Params& params) {
+__device__ inline const uint8_t* StripOf(const Params& params, const Tile& tile, int warp) {
+  const Problem& problem = params.problems[tile.problem];
+  const bool up = S::kGated && warp % 4 >= 2;
+  const uint8_t* weight = up ? problem.up_weight : problem.weight;
+  if (params.group_offsets != nullptr) weight += problem.weight_stride * tile.unit;
+  const int strip = S::kGated ? tile.output_tile * 4 + warp / 4 * 2 + warp % 2
+                              : tile.output_tile * kConsumerWarps + warp;
+  // Beyond the last output: any strip, not stored.
+  return weight + problem.strip_bytes * min(strip, problem.strips - 1);
+}
+
+// Copies x and weights for all tiles of the block.
+template <class S>
+__device__ inline void Produce(const Params& params) {
   // A thread copies one piece of every 16th row; the swizzle is the same for all of them.
   constexpr int kSteps = S::kTokens / 16;
-  // Stages under way beside the one being issued. They cover the latency of the L2; more would hold
-  // back stages that have landed: one is announced when the slot of the stage kLag after it is
-  // free, and so a warpgroup can be kStages - kLag - 1 stages ahead of the other one, which is what
-  // lets it multiply while that one stores its tile or the producers look up the next one.
-  constexpr int kLag = 2;
-  // Without anything consumed, kStages - kLag stages are announced: one warpgroup's lead.
-  static_assert(S::kChunkColumns / kStageColumns <= S::kStages - kLag);
   const int thread = static_cast<int>(threadIdx.x) % 128;
+  const int lane = LaneId();
+  const bool copies_weights = UniformWarpId() == kConsumerWarps;
   const int piece = thread % 8;
   const int first_row = thread / 8;
   unsigned char* const target =
       DynamicShared<unsigned char>() + first_row * kRowBytes + ((piece ^ (first_row % 8)) * 16);
-  Ring ring;
-  int issued = 0;
-  int landed_slot = 0;
-  // Copies of the oldest stage have landed: tell the consumers.
-  const auto arrive = [&] {
-    FenceAsyncProxy();
-    __syncwarp();
-    if (LaneId() == 0) BarrierArrive(Barriers<S>::XFull(landed_slot));
-    landed_slot = landed_slot + 1 == S::kStages ? 0 : landed_slot + 1;
-  };
+  const XRing<S> ring(params);
+  Ring x;
+  Ring weights;
   const int rounds = TileList<S>::Rounds();
   for (int round = 0; round < rounds; ++round) {
     const Tile tile = TileList<S>::At(params, round);
     if (tile.rows <= 0) continue;
     const Problem& problem = params.problems[tile.problem];
+    // A lane of the first warp for each consumer warp.
+    const uint8_t* strip = nullptr;
+    if (copies_weights && lane < kConsumerWarps) {
+      strip = StripOf<S>(params, tile, lane) +
+              static_cast<int64_t>(tile.first_column / S::kChunkColumns) * S::kChunkBytes;
+    }
     uint32_t offsets[kSteps];  // of rows in pieces of 16 bytes
     const auto stride = static_cast<uint32_t>(problem.x_stride / 8);
 #pragma unroll
@@ -346,119 +418,69 @@ __device__ inline void CopyRows(const Params& params) {
       const int x_row = params.row_index == nullptr ? row : params.row_index[row];
       offsets[i] = static_cast<uint32_t>(x_row) * stride + static_cast<uint32_t>(piece);
     }
-    const int steps = (tile.rows - first_row + 15) / 16;
-    const auto* column = reinterpret_cast<const unsigned char*>(problem.x);
-    for (int k = 0; k < problem.padded_k; k += kStageColumns) {
-      BarrierWait(Barriers<S>::XEmpty(ring.slot), ring.parity ^ 1u);
-      unsigned char* const stage = target + ring.slot * S::kStageBytes;
-      const bool inside = k + 8 * piece < problem.k;
+    const int steps = (tile.rows + 15) / 16;
+    const auto* const first = reinterpret_cast<const unsigned char*>(problem.x);
+    const int inside_k = problem.k;
+    int chunk_stage = 0;
+    for (int k = tile.first_column; k < tile.end_column; k += kStageColumns) {
+      if (copies_weights && chunk_stage == 0) {
+        BarrierWait(Barriers<S>::WeightsEmpty(weights.slot), weights.parity ^ 1u);
+        Barrier* const full = Barriers<S>::WeightsFull(weights.slot);
+        if (lane == 0) BarrierArriveExpect(full, kConsumerWarps * S::kChunkBytes);
+        __syncwarp();
+        if (lane < kConsumerWarps) {
+          BulkCopy(WeightSlot<S>(weights.slot) + lane * S::kChunkBytes, strip, S::kChunkBytes,
+                   full);
+          strip += S::kChunkBytes;
+        }
+        weights.Advance(S::kChunkSlots);
+      }
+      chunk_stage = chunk_stage + 1 == S::kChunkStages ? 0 : chunk_stage + 1;
+      BarrierWait(Barriers<S>::XEmpty(x.slot), x.parity ^ 1u);
+      unsigned char* const stage = target + x.slot * ring.stage_bytes;
+      const unsigned char* const column = first + 2 * k;
+      if (k + kStageColumns <= inside_k) {
 #pragma unroll
-      for (int i = 0; i < kSteps; ++i) {
-        if (i < steps) {
-          const unsigned char* source = column + static_cast<uint64_t>(offsets[i]) * 16u;
-          // Columns beyond k are zero; the address must be readable all the same.
-          CopyAsync16OrZero(stage + i * 16 * kRowBytes,
-                            inside ? source : reinterpret_cast<const unsigned char*>(problem.x),
-                            inside);
+        for (int i = 0; i < kSteps; ++i) {
+          if (i < steps)
+            CopyAsync16(stage + i * 16 * kRowBytes,
+                        column + static_cast<uint64_t>(offsets[i]) * 16u);
+        }
+      } else {
+        // Columns beyond k are zero; the address must be readable all the same.
+        const bool inside = k + 8 * piece < inside_k;
+#pragma unroll
+        for (int i = 0; i < kSteps; ++i) {
+          if (i < steps)
+            CopyAsync16OrZero(stage + i * 16 * kRowBytes,
+                              inside ? column + static_cast<uint64_t>(offsets[i]) * 16u : first,
+                              inside);
         }
       }
-      CommitCopies();
-      column += kRowBytes;
-      ring.Advance<S::kStages>();
-      if (++issued > kLag) {
-        WaitCopies<kLag>();
-        arrive();
-      }
+      BarrierArriveOnCopies(Barriers<S>::XFull(x.slot));
+      x.Advance(ring.stages);
     }
   }
-  WaitCopies<0>();
-  for (int i = min(issued, kLag); i > 0; --i) arrive();
 }
-
-// ---- Weights -------------------------------------------------------------------------
-
-// The two strips of each consumer warp, a chunk of both at a time, ahead of their use.
-template <class S>
-class WeightStream {
- public:
-  // By each consumer warp.
-  __device__ static void Begin(const Params& params, int warp) {
-    if (LaneId() == 0) {
-      WeightCursor& cursor = Cursor(warp);
-      cursor.columns_left = 0;
-      cursor.round = 0;
-    }
-    for (int slot = 0; slot < S::kChunkSlots; ++slot) Issue(params, warp, slot);
-  }
-
-  // The chunk that was issued longest ago.
-  __device__ static const unsigned char* Wait(int warp, const Ring& ring) {
-    BarrierWait(Barriers<S>::WeightsFull(warp, ring.slot), ring.parity);
-    return Slot(warp, ring.slot);
-  }
-
-  // Copies the next chunk into a slot that all lanes have read.
-  __device__ static void Issue(const Params& params, int warp, int slot) {
-    if (LaneId() != 0) return;
-    WeightCursor& cursor = Cursor(warp);
-    if (cursor.columns_left <= 0 && !NextTile(params, warp, cursor)) return;
-    Barrier* const full = Barriers<S>::WeightsFull(warp, slot);
-    BarrierArriveExpect(full, kBlocks * S::kChunkBytes);
-#pragma unroll
-    for (int block = 0; block < kBlocks; ++block) {
-      BulkCopy(Slot(warp, slot) + block * S::kChunkBytes, cursor.next[block], S::kChunkBytes, full);
-      cursor.next[block] += S::kChunkBytes;
-    }
-    cursor.columns_left -= S::kChunkColumns;
-  }
-
- private:
-  __device__ static bool NextTile(const Params& params, int warp, WeightCursor& cursor) {
-    const int rounds = TileList<S>::Rounds();
-    Tile tile = {};
-    while (tile.rows <= 0 && cursor.round < rounds) tile = TileList<S>::At(params, cursor.round++);
-    if (tile.rows <= 0) return false;
-    const Problem& problem = params.problems[tile.problem];
-#pragma unroll
-    for (int block = 0; block < kBlocks; ++block) {
-      const uint8_t* weight = S::kGated && block == 1 ? problem.up_weight : problem.weight;
-      if (params.group_offsets != nullptr) weight += problem.weight_stride * tile.unit;
-      const int first = S::kGated ? tile.output_tile * 8 + warp / 4 * 4
-                                  : tile.output_tile * 16 + warp / 4 * 8 + block * 4;
-      // Beyond the last output: any strip, not stored.
-      const int strip = min(first + warp % 4, problem.strips - 1);
-      cursor.next[block] = weight + problem.strip_bytes * strip;
-    }
-    cursor.columns_left = problem.padded_k;
-    return true;
-  }
-  __device__ static WeightCursor& Cursor(int warp) {
-    return reinterpret_cast<WeightCursor*>(DynamicShared<unsigned char>() + S::kCursorsAt)[warp];
-  }
-  __device__ static unsigned char* Slot(int warp, int slot) {
-    return DynamicShared<unsigned char>() + S::kWeightsAt +
-           (warp * S::kChunkSlots + slot) * kBlocks * S::kChunkBytes;
-  }
-};
 
 // ---- Fragments ------------------------------------------------------------------------
 
 __device__ inline uint4 LoadShared16(const unsigned char* shared) {
   return *reinterpret_cast<const uint4*>(shared);
 }
-// What a lane needs of a block's stage (64 columns of a chunk) for its four k16 steps.
-template <WeightFormat kFormat, int kStage>
+// What a lane needs of a stage (64 columns of a chunk) for its four k16 steps.
+template <WeightFormat kFormat>
 class StageCodes {
  public:
-  __device__ StageCodes(const unsigned char* chunk, int lane) {
+  __device__ void Load(const unsigned char* chunk, int lane, int stage) {
     if constexpr (kFormat == WeightFormat::kFp4Group) {
-      words_[0] = LoadShared16(chunk + 512 * kStage + 16 * lane);
-      scales_ = *reinterpret_cast<const uint32_t*>(chunk + 2048 + 16 * (lane / 4) + 4 * kStage);
+      words_[0] = LoadShared16(chunk + 512 * stage + 16 * lane);
+      scales_.x = *reinterpret_cast<const uint32_t*>(chunk + 2048 + 16 * (lane / 4) + 4 * stage);
     } else if constexpr (kFormat == WeightFormat::kFp8Block) {
 #pragma unroll
       for (int unit = 0; unit < 2; ++unit)
-        words_[unit] = LoadShared16(chunk + 512 * (2 * kStage + unit) + 16 * lane);
-      fp8_scales_ = *reinterpret_cast<const uint2*>(chunk + 2048 + 8 * kStage);
+        words_[unit] = LoadShared16(chunk + 512 * (2 * stage + unit) + 16 * lane);
+      scales_ = *reinterpret_cast<const uint2*>(chunk + 2048 + 8 * stage);
     } else {
 #pragma unroll
       for (int step = 0; step < 4; ++step)
@@ -470,12 +492,12 @@ class StageCodes {
   __device__ void Fragment(uint32_t (&a)[4]) const {
     if constexpr (kFormat == WeightFormat::kFp4Group) {
       ConvertFp4<kStep % 2>(kStep < 2 ? words_[0].x : words_[0].z,
-                            kStep < 2 ? words_[0].y : words_[0].w, Fp4Scales<kStep / 2>(scales_),
+                            kStep < 2 ? words_[0].y : words_[0].w, Fp4Scales<kStep / 2>(scales_.x),
                             a);
     } else if constexpr (kFormat == WeightFormat::kFp8Block) {
       const uint4 words = words_[kStep / 2];
       ConvertFp8(kStep % 2 == 0 ? words.x : words.z, kStep % 2 == 0 ? words.y : words.w,
-                 kStep / 2 == 0 ? fp8_scales_.x : fp8_scales_.y, a);
+                 kStep / 2 == 0 ? scales_.x : scales_.y, a);
     } else {
       a[0] = words_[kStep].x;
       a[1] = words_[kStep].y;
@@ -488,9 +510,8 @@ class StageCodes {
   static constexpr int kWords = kFormat == WeightFormat::kFp4Group   ? 1
                                 : kFormat == WeightFormat::kFp8Block ? 2
                                                                      : 4;
-  uint4 words_[kWords];
-  uint32_t scales_ = 0;        // FP4: of the stage's unit
-  uint2 fp8_scales_ = {0, 0};  // of its two units
+  uint4 words_[kWords] = {};
+  uint2 scales_ = {0, 0};  // FP4: of the stage's unit, in the first word; FP8: of its two units
 };
 
 // ---- Results --------------------------------------------------------------------------
@@ -510,16 +531,22 @@ __device__ inline uint4 Quantize8(const float (&values)[8]) {
                     Q8Grid(values[4], values[5], scale), Q8Grid(values[6], values[7], scale));
 }
 
-// Accumulators of tokens [kFirst, kFirst + kCount) of a block of 64 outputs, rounded to bf16, as
-// rows of tokens in `staging`. A warp writes its 16 outputs.
-template <int kFirst, int kCount, int kSize>
-__device__ inline void StageTransposed(const float (&d)[kSize], float scale, unsigned char* staging,
-                                       int warp, int lane) {
+// A piece of the accumulators (32 tokens, 64 outputs), rounded to bf16, as rows of tokens in
+// `staging`. A warp writes its 16 outputs. `piece` is the same for all threads.
+template <int kPiece = 0, int kSize>
+__device__ __forceinline__ void StagePiece(const float (&d)[kSize], int piece, float scale,
+                                           unsigned char* staging, int warp, int lane) {
+  if constexpr ((kPiece + 1) * (kPieceTokens / 2) < kSize) {
+    if (piece != kPiece) {
+      StagePiece<kPiece + 1>(d, piece, scale, staging, warp, lane);
+      return;
+    }
+  }
   unsigned char* const target =
       staging + (lane / 16 * 8 + lane % 8) * kStagingRowBytes + (warp % 4) * 32 + lane / 8 % 2 * 16;
 #pragma unroll
-  for (int j = 0; j < kCount / 16; ++j) {
-    const float* const from = &d[kFirst / 2 + 8 * j];
+  for (int j = 0; j < kPieceTokens / 16; ++j) {
+    const float* const from = &d[kPiece * (kPieceTokens / 2) + 8 * j];
     const uint32_t matrices[4] = {FloatsToBf16x2(from[0] * scale, from[1] * scale),
                                   FloatsToBf16x2(from[2] * scale, from[3] * scale),
                                   FloatsToBf16x2(from[4] * scale, from[5] * scale),
@@ -543,93 +570,84 @@ __device__ inline void StoreOutputs(const Problem& problem, int row, int output,
 
 template <int kTokens>
 __device__ inline void StoreTile(const Params& params, const Tile& tile,
-                                 const float (&sums)[kBlocks][kTokens / 2], unsigned char* staging,
+                                 const float (&sums)[kTokens / 2], unsigned char* staging,
                                  int warp) {
   const Problem& problem = params.problems[tile.problem];
   const float scale = problem.output_scale;
   const int lane = LaneId();
   const int warpgroup = warp / 4;
   const int thread = (warp % 4) * 32 + lane;
-  const int piece = thread % 8;
-  const int first = thread / 8;
+  const int output = tile.output_tile * 128 + warpgroup * 64;
+  if (problem.y_is_float) {
+    auto* const y = static_cast<float*>(problem.y);
 #pragma unroll
-  for (int block = 0; block < kBlocks; ++block) {
-    const int output = tile.output_tile * 256 + warpgroup * 128 + block * 64;
-    if (problem.y_is_float) {
-      auto* const y = static_cast<float*>(problem.y);
-#pragma unroll
-      for (int i = 0; i < kTokens / 2; ++i) {
-        const int row = i / 4 * 8 + lane % 4 * 2 + i % 2;
-        const int column = output + (warp % 4) * 16 + lane / 4 + i / 2 % 2 * 8;
-        if (row < tile.rows && column < problem.n)
-          y[(tile.row + row) * problem.y_stride + column] = sums[block][i] * scale;
-      }
-      continue;
+    for (int i = 0; i < kTokens / 2; ++i) {
+      const int row = i / 4 * 8 + lane % 4 * 2 + i % 2;
+      const int column = output + (warp % 4) * 16 + lane / 4 + i / 2 % 2 * 8;
+      if (row < tile.rows && column < problem.n)
+        y[(tile.row + row) * problem.y_stride + column] = sums[i] * scale;
     }
-    StageTransposed<0, kTokens>(sums[block], scale, staging, warp, lane);
+    return;
+  }
+  const int pieces = (tile.rows + kPieceTokens - 1) / kPieceTokens;
+#pragma unroll 1
+  for (int piece = 0; piece < pieces; ++piece) {
+    StagePiece(sums, piece, scale, staging, warp, lane);
     NamedBarrierSync(1 + warpgroup, 128);
 #pragma unroll
-    for (int i = 0; i < kTokens / 16; ++i) {
-      const int row = first + 16 * i;
-      uint4 words = LoadShared16(staging + row * kStagingRowBytes + piece * 16);
+    for (int i = 0; i < kPieceTokens / 16; ++i) {
+      const int row_in_piece = thread / 8 + 16 * i;
+      const int row = piece * kPieceTokens + row_in_piece;
+      uint4 words = LoadShared16(staging + row_in_piece * kStagingRowBytes + thread % 8 * 16);
       if (problem.quantize_y) {
         float values[8];
         Unpack8(words, values);
         words = Quantize8(values);
       }
-      if (row < tile.rows) StoreOutputs(problem, tile.row + row, output + 8 * piece, words);
+      if (row < tile.rows) StoreOutputs(problem, tile.row + row, output + thread % 8 * 8, words);
     }
     NamedBarrierSync(1 + warpgroup, 128);
   }
 }
 
+// Rows of `staging` are 32 outputs of gate, then the same of up.
 template <int kTokens>
 __device__ inline void StoreGatedTile(const Params& params, const Tile& tile,
-                                      const float (&sums)[kBlocks][kTokens / 2],
-                                      unsigned char* staging, int warp) {
-  constexpr int kHalf = kTokens / 2;
+                                      const float (&sums)[kTokens / 2], unsigned char* staging,
+                                      int warp) {
   const Problem& problem = params.problems[tile.problem];
   const float scale = problem.output_scale;
   const int lane = LaneId();
   const int warpgroup = warp / 4;
   const int thread = (warp % 4) * 32 + lane;
-  const int piece = thread % 8;
-  const int first = thread / 8;
-  const int output = tile.output_tile * 128 + warpgroup * 64 + 8 * piece;
-  const auto store_half = [&](int half) {
+  const int output = tile.output_tile * 64 + warpgroup * 32 + thread % 4 * 8;
+  const float limit = params.limit;
+  const unsigned char* const from = staging + thread / 4 * kStagingRowBytes + thread % 4 * 16;
+  const int pieces = (tile.rows + kPieceTokens - 1) / kPieceTokens;
+#pragma unroll 1
+  for (int piece = 0; piece < pieces; ++piece) {
+    const int row = piece * kPieceTokens + thread / 4;
+    const float row_weight =
+        params.row_weight == nullptr || row >= tile.rows ? 1.0f : params.row_weight[tile.row + row];
+    StagePiece(sums, piece, scale, staging, warp, lane);
     NamedBarrierSync(1 + warpgroup, 128);
+    float gate[8];
+    float up[8];
+    Unpack8(LoadShared16(from), gate);
+    Unpack8(LoadShared16(from + 64), up);
 #pragma unroll
-    for (int i = 0; i < kHalf / 16; ++i) {
-      const unsigned char* const from = staging + (first + 16 * i) * kStagingRowBytes + piece * 16;
-      float gate[8];
-      float up[8];
-      Unpack8(LoadShared16(from), gate);
-      Unpack8(LoadShared16(from + kHalf * kStagingRowBytes), up);
-      const int row = half * kHalf + first + 16 * i;
-      const float row_weight = params.row_weight == nullptr || row >= tile.rows
-                                   ? 1.0f
-                                   : params.row_weight[tile.row + row];
-#pragma unroll
-      for (int j = 0; j < 8; ++j) {
-        // As in ops/moe, to the bit; comparisons that leave NaN as it is.
-        const float limit = params.limit;
-        const float g = limit < gate[j] ? limit : gate[j];
-        const float u = up[j] < -limit ? -limit : limit < up[j] ? limit : up[j];
-        const float silu = g / (1.0f + expf(-g));
-        const float a = row_weight * (silu * u);
-        gate[j] = params.reference_numerics ? Bf16ToFloat(FloatToBf16(a)) : a;
-      }
-      const uint4 words = Quantize8(gate);
-      if (row < tile.rows) StoreOutputs(problem, tile.row + row, output, words);
+    for (int j = 0; j < 8; ++j) {
+      // As in ops/moe, to the bit; comparisons that leave NaN as it is.
+      const float g = limit < gate[j] ? limit : gate[j];
+      const float u = up[j] < -limit ? -limit : limit < up[j] ? limit : up[j];
+      const float silu = g / (1.0f + expf(-g));
+      const float a = row_weight * (silu * u);
+      gate[j] = params.reference_numerics ? Bf16ToFloat(FloatToBf16(a)) : a;
     }
+    const uint4 words = Quantize8(gate);
+    if (row < tile.rows) StoreOutputs(problem, tile.row + row, output, words);
     NamedBarrierSync(1 + warpgroup, 128);
-  };
-  StageTransposed<0, kHalf>(sums[0], scale, staging, warp, lane);
-  StageTransposed<0, kHalf>(sums[1], scale, staging + kHalf * kStagingRowBytes, warp, lane);
-  store_half(0);
-  StageTransposed<kHalf, kHalf>(sums[0], scale, staging, warp, lane);
-  StageTransposed<kHalf, kHalf>(sums[1], scale, staging + kHalf * kStagingRowBytes, warp, lane);
-  store_half(1);
+  }
 }
 
 // ---- Consumers -----------------------------------------------------------------------
@@ -637,12 +655,11 @@ __device__ inline void StoreGatedTile(const Params& params, const Tile& tile,
 struct Rings {
   Ring x;
   Ring weights;
-  bool lead = true;  // the first chunk of the first warpgroup is still to come
+  bool lead = true;  // the first stages of the first warpgroup are still to come
 };
 
-// The second warpgroup begins when the first one has multiplied a chunk, and stays that far behind:
-// so the tensor cores have work while either of them stores its tile. The ring has announced as
-// many stages by then.
+// The second warpgroup begins when the first one has multiplied two stages (a chunk, if that is
+// less), so that the tensor cores have work while either of them stores its tile.
 inline constexpr int kLeadBarrier = 1 + kConsumerWarpgroups;
 
 template <int kSize>
@@ -651,8 +668,8 @@ __device__ inline void SetZero(float (&d)[kSize]) {
   for (int i = 0; i < kSize; ++i) d[i] = 0.0f;
 }
 
-// Sums of the segments that have ended: of the first block in registers, of the second one in the
-// warpgroup's shared memory, which has no other use before the tile is stored.
+// Sums of the segments that have ended: half of them in registers, half in the warpgroup's shared
+// memory, which has no other use before the tile is stored.
 template <class S, int kTokens>
 class Totals {
  public:
@@ -661,33 +678,33 @@ class Totals {
                                           warp / 4 * S::kStagingBytes) +
                 static_cast<int>(threadIdx.x) % 128) {}
 
-  __device__ void Add(const float (&sums)[kBlocks][kTokens / 2]) {
+  __device__ void Add(const float (&sums)[kTokens / 2]) {
 #pragma unroll
-    for (int i = 0; i < kTokens / 2; ++i) first_[i] = any_ ? first_[i] + sums[0][i] : sums[0][i];
+    for (int i = 0; i < kHalf; ++i) first_[i] = any_ ? first_[i] + sums[i] : sums[i];
 #pragma unroll
-    for (int i = 0; i < kTokens / 8; ++i) {
+    for (int i = 0; i < kHalf / 4; ++i) {
       float4 total = {};
       if (any_) total = shared_[128 * i];
-      total.x += sums[1][4 * i];
-      total.y += sums[1][4 * i + 1];
-      total.z += sums[1][4 * i + 2];
-      total.w += sums[1][4 * i + 3];
+      total.x += sums[kHalf + 4 * i];
+      total.y += sums[kHalf + 4 * i + 1];
+      total.z += sums[kHalf + 4 * i + 2];
+      total.w += sums[kHalf + 4 * i + 3];
       shared_[128 * i] = total;
     }
     any_ = true;
   }
   // Adds the totals, if there are any, to the last segment's sums.
-  __device__ void AddTo(float (&sums)[kBlocks][kTokens / 2]) const {
+  __device__ void AddTo(float (&sums)[kTokens / 2]) const {
     if (any_) {
 #pragma unroll
-      for (int i = 0; i < kTokens / 2; ++i) sums[0][i] += first_[i];
+      for (int i = 0; i < kHalf; ++i) sums[i] += first_[i];
 #pragma unroll
-      for (int i = 0; i < kTokens / 8; ++i) {
+      for (int i = 0; i < kHalf / 4; ++i) {
         const float4 total = shared_[128 * i];
-        sums[1][4 * i] += total.x;
-        sums[1][4 * i + 1] += total.y;
-        sums[1][4 * i + 2] += total.z;
-        sums[1][4 * i + 3] += total.w;
+        sums[kHalf + 4 * i] += total.x;
+        sums[kHalf + 4 * i + 1] += total.y;
+        sums[kHalf + 4 * i + 2] += total.z;
+        sums[kHalf + 4 * i + 3] += total.w;
       }
     }
     // Other threads are about to write rows there.
@@ -695,10 +712,82 @@ class Totals {
   }
 
  private:
+  static constexpr int kHalf = kTokens / 4;
   float4* shared_;
-  float first_[kTokens / 2] = {};
+  float first_[kHalf] = {};
   bool any_ = false;
 };
+
+// The place of a segment's sums in the workspace: a tile has room for tile_tokens, parts share it.
+// In the order of accumulators, 16 bytes per thread.
+template <int kTokens>
+__device__ inline float4* SegmentSums(const Params& params, const Tile& tile, int segment,
+                                      int warpgroup) {
+  constexpr int kWarpgroupVectors = kTokens * 64 / 4;
+  const int tile_vectors = params.tile_tokens * 128 / 4;
+  return params.segment_sums +
+         (static_cast<int64_t>(tile.index) * params.segments + segment) * tile_vectors +
+         tile.part * (tile_vectors / tile.parts) + warpgroup * kWarpgroupVectors +
+         static_cast<int>(threadIdx.x) % 128;
+}
+
+// Leaves the sums of a segment in the workspace. The warpgroup that is the last one of the tile's
+// gets the sums of all segments, added in ascending order.
+template <class S, int kTokens>
+__device__ inline bool JoinSegments(const Params& params, const Tile& tile,
+                                    float (&sums)[kTokens / 2], int warp) {
+  constexpr int kVectors = kTokens / 8;
+  const int warpgroup = warp / 4;
+  const int barrier = 1 + warpgroup;
+  float4* const mine = SegmentSums<kTokens>(params, tile, tile.segment, warpgroup);
+#pragma unroll
+  for (int i = 0; i < kVectors; ++i)
+    __stcg(mine + 128 * i,
+           make_float4(sums[4 * i], sums[4 * i + 1], sums[4 * i + 2], sums[4 * i + 3]));
+  __threadfence();
+  NamedBarrierSync(barrier, 128);
+  int* const is_last =
+      reinterpret_cast<int*>(DynamicShared<unsigned char>() + S::kListsAt) + 3 + warpgroup;
+  if (threadIdx.x % 128 == 0) {
+    int32_t* const arrivals =
+        params.arrivals + (tile.index * kMaxParts + tile.part) * kConsumerWarpgroups + warpgroup;
+    const bool last = atomicAdd(arrivals, 1) == params.segments - 1;
+    if (last) atomicExch(arrivals, 0);  // for the next launch
+    *is_last = last ? 1 : 0;
+  }
+  NamedBarrierSync(barrier, 128);
+  if (*is_last == 0) return false;
+  __threadfence();
+  const float4* from = SegmentSums<kTokens>(params, tile, 0, warpgroup);
+#pragma unroll
+  for (int i = 0; i < kVectors; ++i) {
+    const float4 value = __ldcg(from + 128 * i);
+    sums[4 * i] = value.x;
+    sums[4 * i + 1] = value.y;
+    sums[4 * i + 2] = value.z;
+    sums[4 * i + 3] = value.w;
+  }
+  for (int segment = 1; segment < params.segments; ++segment) {
+    from = SegmentSums<kTokens>(params, tile, segment, warpgroup);
+    constexpr int kBatch = kVectors < 16 ? kVectors : 16;
+#pragma unroll
+    for (int begin = 0; begin < kVectors; begin += kBatch) {
+      float4 values[kBatch];
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i)
+        if (begin + i < kVectors) values[i] = __ldcg(from + 128 * (begin + i));
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) {
+        if (begin + i >= kVectors) continue;
+        sums[4 * (begin + i)] += values[i].x;
+        sums[4 * (begin + i) + 1] += values[i].y;
+        sums[4 * (begin + i) + 2] += values[i].z;
+        sums[4 * (begin + i) + 3] += values[i].w;
+      }
+    }
+  }
+  return true;
+}
 
 // One tile with room for kTokens rows, of which tile.rows exist: what the others are multiplied
 // with does not matter.
@@ -707,76 +796,88 @@ __device__ __forceinline__ void MultiplyTile(const Params& params, const Tile& t
                                              Rings& rings) {
   const Problem& problem = params.problems[tile.problem];
   const int lane = LaneId();
-  float sums[kBlocks][kTokens / 2];
-#pragma unroll
-  for (int block = 0; block < kBlocks; ++block) SetZero(sums[block]);
+  const XRing<S> ring(params);
+  float sums[kTokens / 2];
+  SetZero(sums);
   [[maybe_unused]] Totals<S, kTokens> totals(warp);
   int used_slot = -1;  // the stage before, still being read
   int segment_left = problem.segment_columns;
   const uint64_t first_stage =
       SharedDescriptor(DynamicShared<unsigned char>(), 16, 8 * kRowBytes, Swizzle::k128Bytes);
 
-  for (int column = 0; column < problem.padded_k; column += S::kChunkColumns) {
-    const unsigned char* const chunk = WeightStream<S>::Wait(warp, rings.weights);
+  for (int column = tile.first_column; column < tile.end_column; column += S::kChunkColumns) {
+    BarrierWait(Barriers<S>::WeightsFull(rings.weights.slot), rings.weights.parity);
+    const unsigned char* const chunk = WeightSlot<S>(rings.weights.slot) + warp * S::kChunkBytes;
+    StageCodes<S::kFormat> codes;
+    codes.Load(chunk, lane, 0);
     const auto multiply_stage = [&]<int kStage>() {
       BarrierWait(Barriers<S>::XFull(rings.x.slot), rings.x.parity);
+      FenceAsyncProxy();
       const uint64_t x =
-          AdvanceDescriptor(first_stage, static_cast<uint32_t>(rings.x.slot * S::kStageBytes));
-      const auto multiply_block = [&]<int kBlock>() {
-        const StageCodes<S::kFormat, kStage> codes(chunk + kBlock * S::kChunkBytes, lane);
-        const auto multiply_step = [&]<int kStep>() {
-          uint32_t a[4];
-          codes.template Fragment<kStep>(a);
-          WarpgroupFence();
-          WarpgroupMmaRegisters<0>(sums[kBlock], a,
-                                   AdvanceDescriptor(x, static_cast<uint32_t>(32 * kStep)), true);
-          WarpgroupCommit();
-          WarpgroupWait<S::kStepsInFlight>();
-          // Everything that reads the stage before has ended.
-          if (kBlock == 0 && kStep == S::kStepsInFlight - 1 && used_slot >= 0 && lane == 0)
-            BarrierArrive(Barriers<S>::XEmpty(used_slot));
-        };
-        multiply_step.template operator()<0>();
-        multiply_step.template operator()<1>();
-        multiply_step.template operator()<2>();
-        multiply_step.template operator()<3>();
+          AdvanceDescriptor(first_stage, static_cast<uint32_t>(rings.x.slot * ring.stage_bytes));
+      StageCodes<S::kFormat> next;
+      const auto multiply_group = [&]<int kGroup>() {
+        constexpr int kFirst = kGroup * S::kGroupSteps;
+        uint32_t a[S::kGroupSteps][4];
+        codes.template Fragment<kFirst>(a[0]);
+        if constexpr (S::kGroupSteps > 1) codes.template Fragment<kFirst + 1>(a[1]);
+        WarpgroupFence();
+#pragma unroll
+        for (int step = 0; step < S::kGroupSteps; ++step)
+          WarpgroupMmaRegisters<0>(
+              sums, a[step], AdvanceDescriptor(x, static_cast<uint32_t>(32 * (kFirst + step))),
+              true);
+        WarpgroupCommit();
+        // The next stage's codes, a group ahead of their use.
+        if constexpr (kGroup == 0 && kStage + 1 < S::kChunkStages)
+          next.Load(chunk, lane, kStage + 1);
+        WarpgroupWait<S::kGroupsInFlight>();
+        // Everything that reads the stage before has ended.
+        if (kGroup == S::kGroupsInFlight - 1 && used_slot >= 0 && lane == 0)
+          BarrierArrive(Barriers<S>::XEmpty(used_slot));
       };
-      multiply_block.template operator()<0>();
-      multiply_block.template operator()<1>();
+      multiply_group.template operator()<0>();
+      multiply_group.template operator()<1>();
+      if constexpr (S::kGroupSteps < 2) {
+        multiply_group.template operator()<2>();
+        multiply_group.template operator()<3>();
+      }
+      if constexpr (kStage + 1 < S::kChunkStages) codes = next;
       used_slot = rings.x.slot;
-      rings.x.template Advance<S::kStages>();
+      rings.x.Advance(ring.stages);
     };
     multiply_stage.template operator()<0>();
-    if constexpr (S::kChunkColumns >= 128) multiply_stage.template operator()<1>();
-    if constexpr (S::kChunkColumns >= 256) {
-      multiply_stage.template operator()<2>();
-      multiply_stage.template operator()<3>();
-    }
+    if constexpr (S::kChunkStages >= 2) multiply_stage.template operator()<1>();
     if (rings.lead) {
       rings.lead = false;
       if (warp < 4) NamedBarrierArrive(kLeadBarrier, 32 * kConsumerWarps);
     }
+    if constexpr (S::kChunkStages >= 4) {
+      multiply_stage.template operator()<2>();
+      multiply_stage.template operator()<3>();
+    }
     __syncwarp();
-    WeightStream<S>::Issue(params, warp, rings.weights.slot);
-    rings.weights.template Advance<S::kChunkSlots>();
+    if (lane == 0) BarrierArrive(Barriers<S>::WeightsEmpty(rings.weights.slot));
+    rings.weights.Advance(S::kChunkSlots);
     if constexpr (S::kTotals) {
       segment_left -= S::kChunkColumns;
-      if (segment_left <= 0 && column + S::kChunkColumns < problem.padded_k) {
+      if (segment_left <= 0 && column + S::kChunkColumns < tile.end_column) {
         segment_left = problem.segment_columns;
         WarpgroupWait<0>();
-#pragma unroll
-        for (int block = 0; block < kBlocks; ++block) WarpgroupFenceRegisters(sums[block]);
+        WarpgroupFenceRegisters(sums);
         totals.Add(sums);
-#pragma unroll
-        for (int block = 0; block < kBlocks; ++block) SetZero(sums[block]);
+        SetZero(sums);
       }
     }
   }
   WarpgroupWait<0>();
-#pragma unroll
-  for (int block = 0; block < kBlocks; ++block) WarpgroupFenceRegisters(sums[block]);
+  WarpgroupFenceRegisters(sums);
   if (lane == 0) BarrierArrive(Barriers<S>::XEmpty(used_slot));
-  if constexpr (S::kTotals) totals.AddTo(sums);
+  if constexpr (S::kTotals) {
+    totals.AddTo(sums);
+  } else if (params.segments > 1) {
+    if (!JoinSegments<S, kTokens>(params, tile, sums, warp)) return;
+  }
   unsigned char* const staging =
       DynamicShared<unsigned char>() + S::kStagingAt + warp / 4 * S::kStagingBytes;
   if constexpr (S::kGated) {
@@ -791,14 +892,15 @@ __global__ void __launch_bounds__(kThreads, 1)
     PrefillKernel(const __grid_constant__ Params params) {
   if (threadIdx.x == 0) Barriers<S>::Init();
   WaitForPreviousKernel();
+  AllowNextKernel();  // its blocks take the room of those that have ended
   TileList<S>::Build(params);
   const int warp = UniformWarpId();
+  // 168 registers per thread at the launch: 2 * 232 + 40 of three times that.
   if (warp >= kConsumerWarps) {
-    DecreaseRegisters<24>();
-    CopyRows<S>(params);
+    DecreaseRegisters<40>();
+    Produce<S>(params);
   } else {
-    IncreaseRegisters<240>();
-    WeightStream<S>::Begin(params, warp);
+    IncreaseRegisters<232>();
     Rings rings;
     const int rounds = TileList<S>::Rounds();
     for (int round = 0; round < rounds; ++round) {
@@ -807,13 +909,42 @@ __global__ void __launch_bounds__(kThreads, 1)
       if (rings.lead && warp >= 4) NamedBarrierSync(kLeadBarrier, 32 * kConsumerWarps);
       if (tile.rows <= 64) {
         MultiplyTile<S, 64>(params, tile, warp, rings);
-      } else if (tile.rows <= 96) {
-        MultiplyTile<S, 96>(params, tile, warp, rings);
-      } else if constexpr (S::kTokens > 96) {
-        MultiplyTile<S, S::kTokens>(params, tile, warp, rings);
+      } else if (tile.rows <= 128) {
+        MultiplyTile<S, 128>(params, tile, warp, rings);
+      } else if (tile.rows <= 192) {
+        MultiplyTile<S, 192>(params, tile, warp, rings);
+      } else if constexpr (S::kTokens > 192) {
+        MultiplyTile<S, 256>(params, tile, warp, rings);
       }
     }
   }
+}
+
+// ---- Launches ------------------------------------------------------------------------
+
+// One launch, of the kernel with totals (`chained`) or without; instantiated per format in
+// linear_prefill_*.cu.
+template <WeightFormat kFormat>
+Status LaunchPrefillKernel(bool gated, bool chained, int group_steps, const Params& params,
+                           Stream& stream);
+template <>
+Status LaunchPrefillKernel<WeightFormat::kBf16>(bool gated, bool chained, int group_steps,
+                                                const Params& params, Stream& stream);
+template <>
+Status LaunchPrefillKernel<WeightFormat::kFp8Block>(bool gated, bool chained, int group_steps,
+                                                    const Params& params, Stream& stream);
+template <>
+Status LaunchPrefillKernel<WeightFormat::kFp4Group>(bool gated, bool chained, int group_steps,
+                                                    const Params& params, Stream& stream);
+
+template <class S>
+Status LaunchShape(const Params& params, Stream& stream) {
+  return Launch(S::kGated ? "PrefillGatedLinear" : "PrefillLinear", &PrefillKernel<S>,
+                {.grid = {static_cast<uint32_t>(stream.sm_count() > 1 ? stream.sm_count() : 1)},
+                 .block = kThreads,
+                 .shared_bytes = S::SharedBytes(params.units),
+                 .overlap_previous = true},
+                stream, params);
 }
 
 }  // namespace deepinfer::cuda::prefill

@@ -15,17 +15,38 @@
 
 namespace deepinfer::cuda {
 
-// Whether these kernels are expected to beat the kernel for few rows, for `weights` weights that
-// are used by `rows` rows each (a gated pair counts as one weight with the outputs of both).
-bool PrefillPays(int64_t rows, WeightFormat format, int64_t n, int64_t k, int64_t weights = 1);
+// Products that one launch would take: `weights` weights of one shape, used by `rows` rows each (on
+// average). A gated pair is one weight; n are the outputs of one half.
+struct PrefillWork {
+  int64_t rows = 0;
+  int64_t n = 0;
+  int64_t k = 0;
+  int64_t weights = 1;
+};
+// Whether these kernels are expected to beat the kernel for few rows, for work of one format.
+bool PrefillPays(WeightFormat format, bool gated, std::span<const PrefillWork> work, int sm_count);
 // Whether rows can be copied in pieces of 16 bytes, which these kernels need.
 bool PrefillTakes(const TensorView& x);
 
-// All weights of one format. Errors: those of a launch.
-Status PrefillLinear(std::span<const LinearArgs> batch, Stream& stream);
+// What is decided by shapes otherwise and does not show in the results: for tests and benchmarks.
+struct PrefillChoice {
+  int tile_tokens = 0;  // 64, 128, 192 or 256 (at most 192 where segments are chained)
+  enum class Segments { kChosen, kChained, kSplit } segments = Segments::kChosen;
+  int group_steps = 2;  // 1 or 2; bf16 and chained FP8 have 2 only
+};
+
+// Scratch that one call takes at most.
+inline constexpr int64_t kPrefillScratchBytes = int64_t{48} << 20;
+
+// All weights of one format.
+// Errors: those of a launch.
+Status PrefillLinear(std::span<const LinearArgs> batch, Stream& stream,
+                     const PrefillChoice& choice = {});
 // Errors: kInvalidArgument for weights that do not follow each other at one distance in memory, in
 // the order of the groups (PackLinearStack), and those of a launch.
-Status PrefillGroupedLinear(const GroupedLinearArgs& args, Stream& stream);
-Status PrefillGatedLinear(const GatedLinearArgs& args, Stream& stream);
+Status PrefillGroupedLinear(const GroupedLinearArgs& args, Stream& stream,
+                            const PrefillChoice& choice = {});
+Status PrefillGatedLinear(const GatedLinearArgs& args, Stream& stream,
+                          const PrefillChoice& choice = {});
 
 }  // namespace deepinfer::cuda

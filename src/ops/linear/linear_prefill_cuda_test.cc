@@ -97,11 +97,11 @@ class LinearPrefillTest : public CudaTest {
     return packed.has_value() ? std::move(*packed) : std::vector<LinearWeight>(stored.size());
   }
   OwnedTensor Prefill(const DeviceTensor& x, int64_t rows, const LinearWeight& weight, DType dtype,
-                      bool quantize = false) {
+                      bool quantize = false, const cuda::PrefillChoice& choice = {}) {
     DeviceTensor y(dtype, {rows, weight.n()}, stream());
     const LinearArgs args{
         .x = x.view().Rows(0, rows), .weight = &weight, .y = y.view(), .quantize_y = quantize};
-    const Status status = cuda::PrefillLinear({&args, 1}, stream());
+    const Status status = cuda::PrefillLinear({&args, 1}, stream(), choice);
     EXPECT_TRUE(status.has_value()) << (status.has_value() ? "" : status.error().message);
     return y.Download(stream());
   }
@@ -164,6 +164,35 @@ TEST_F(LinearPrefillTest, TheNumberOfRowsDoesNotShow) {
       const OwnedTensor some = Prefill(x_device, rows, weights[0], DType::kF32);
       for (int64_t row = 0; row < rows; ++row)
         ASSERT_TRUE(SameBytes(some.view(), row, all.view(), row)) << rows << " rows, row " << row;
+    }
+  }
+}
+
+// Every size of tile, segments of K in one block and on blocks of their own.
+TEST_F(LinearPrefillTest, TilesAndSplitSegmentsDoNotShow) {
+  using Segments = cuda::PrefillChoice::Segments;
+  for (const Case& c : {kCases[0], kCases[3], kCases[5]}) {
+    SCOPED_TRACE(NameOf(c));
+    const Stored stored = RandomSource(c.format, c.n, c.k, 100);
+    const std::vector<LinearWeight> weights = Pack({&stored, 1});
+    const OwnedTensor x = RandomRows(270, c.k, 101);
+    const DeviceTensor x_device(x.view(), stream());
+    const OwnedTensor few = FewRows(x_device, 270, weights[0], DType::kBf16);
+    for (const Segments segments : {Segments::kChained, Segments::kSplit}) {
+      for (const int tile_tokens : {64, 128, 192, 256}) {
+        if (tile_tokens == 256 && segments == Segments::kChained &&
+            c.format != WeightFormat::kFp4Group)
+          continue;
+        for (const int group_steps : {1, 2}) {
+          SCOPED_TRACE(fmt::format("{} tokens, {} steps, {}", tile_tokens, group_steps,
+                                   segments == Segments::kSplit ? "split" : "chained"));
+          const OwnedTensor many = Prefill(
+              x_device, 270, weights[0], DType::kBf16, false,
+              {.tile_tokens = tile_tokens, .segments = segments, .group_steps = group_steps});
+          for (int64_t row = 0; row < 270; ++row)
+            ASSERT_TRUE(SameBytes(many.view(), row, few.view(), row)) << "row " << row;
+        }
+      }
     }
   }
 }
@@ -403,14 +432,28 @@ TEST_F(LinearPrefillTest, LayersOfTheModelHaveTheBitsOfTheKernelForFewRows) {
     for (int64_t row = 0; row < 1500; ++row)
       different += SameBytes(many.view(), row, few.view(), row) ? 0 : 1;
     EXPECT_EQ(different, 0) << "of 1500 rows";
+    // Few enough for segments on blocks of their own, twice: counters are left at zero.
+    for (const int64_t rows : {256, 200}) {
+      const OwnedTensor split = Prefill(x_device, rows, weights[0], DType::kF32, false,
+                                        {.segments = cuda::PrefillChoice::Segments::kSplit});
+      different = 0;
+      for (int64_t row = 0; row < rows; ++row)
+        different += SameBytes(split.view(), row, few.view(), row) ? 0 : 1;
+      EXPECT_EQ(different, 0) << "of " << rows << " rows";
+    }
   }
 }
 
 TEST(LinearPrefill, PaysForManyRowsOnly) {
-  EXPECT_FALSE(cuda::PrefillPays(1, WeightFormat::kFp4Group, 4608, 5120));
-  EXPECT_FALSE(cuda::PrefillPays(16, WeightFormat::kFp8Block, 5120, 8192));
-  EXPECT_TRUE(cuda::PrefillPays(128, WeightFormat::kFp4Group, 4608, 5120, 6));
-  EXPECT_TRUE(cuda::PrefillPays(4096, WeightFormat::kFp8Block, 1792, 5120));
+  const auto pays = [](WeightFormat format, bool gated, const cuda::PrefillWork& work) {
+    return cuda::PrefillPays(format, gated, {&work, 1}, 132);
+  };
+  EXPECT_FALSE(pays(WeightFormat::kFp4Group, true, {.rows = 1, .n = 2304, .k = 5120}));
+  EXPECT_FALSE(pays(WeightFormat::kFp8Block, false, {.rows = 16, .n = 5120, .k = 8192}));
+  EXPECT_TRUE(
+      pays(WeightFormat::kFp4Group, true, {.rows = 128, .n = 2304, .k = 5120, .weights = 6}));
+  EXPECT_TRUE(pays(WeightFormat::kFp8Block, false, {.rows = 256, .n = 5120, .k = 8192}));
+  EXPECT_TRUE(pays(WeightFormat::kFp8Block, false, {.rows = 4096, .n = 1280, .k = 5120}));
 }
 
 TEST(LinearPrefill, TakesRowsOfWholePieces) {

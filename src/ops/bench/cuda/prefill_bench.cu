@@ -5,7 +5,10 @@
 // beside it: FLOPs over time, as a share of the 8192^3 product in bf16 of the same run, and the
 // relative difference from cuBLASLt's result on the dequantised weight.
 //
-//   prefill_cuda_bench [part of a case's name; those of experts begin with "experts"]
+//   prefill_cuda_bench [part of a case's name; those of experts begin with "experts"] [variants]
+//
+// "variants" times every tile and, where K has several segments, both ways to add them, instead of
+// the choice by shape.
 //
 // A busy H200 is limited by power, so rates depend on what ran before.
 #include <cublasLt.h>
@@ -22,9 +25,11 @@
 #include <vector>
 
 #include "base/ceil_div.h"
+#include "ops/linear/cuda_pack.h"
 #include "ops/linear/linear.h"
-#include "ops/linear/linear_test_util.h"
+#include "ops/linear/linear_pack.h"
 #include "ops/linear/linear_prefill.h"
+#include "ops/linear/linear_test_util.h"
 #include "ops/moe/moe.h"
 #include "tensor/copy.h"
 #include "tensor/cuda_device.h"
@@ -39,6 +44,7 @@ using deepinfer::testing::StoredWeight;
 constexpr int64_t kRotatedBytes = int64_t{240} << 20;
 constexpr int64_t kCublasWorkspace = int64_t{64} << 20;
 constexpr int64_t kCheckedRows = 48;
+constexpr double kBytesPerMicrosecond = 4.3e6;
 
 template <class T>
 T Must(Result<T> result) {
@@ -152,7 +158,8 @@ std::vector<Bf16> Dequantise(const StoredWeight& stored) {
 
 class Bench {
  public:
-  Bench(Stream& stream, std::string filter) : stream_(stream), filter_(std::move(filter)) {
+  Bench(Stream& stream, std::string filter, bool variants)
+      : stream_(stream), filter_(std::move(filter)), variants_(variants) {
     Must(cublasLtCreate(&handle_));
     begin_ = Must(CreateEvent(0));
     end_ = Must(CreateEvent(0));
@@ -169,8 +176,8 @@ class Bench {
         1, [&](int64_t) { product.Run(x.view.data(), w.view.data(), y.view.data(), stream); });
     peak_ = 2.0 * static_cast<double>(size * size * size) / us;
     std::printf("cuBLASLt bf16 8192^3: %.1f TFLOP/s\n\n", peak_ * 1e-6);
-    std::printf("%-34s %10s %8s %7s | %10s %8s %7s | %s\n", "case", "us", "TFLOP/s", "%",
-                "cuBLAS us", "TFLOP/s", "%", "difference");
+    std::printf("%-34s %10s %8s %7s | %10s %8s %7s | %9s %s\n", "case", "us", "TFLOP/s", "%",
+                "cuBLAS us", "TFLOP/s", "%", "bound us", "difference");
   }
   ~Bench() {
     cublasLtDestroy(handle_);
@@ -244,12 +251,26 @@ class Bench {
     std::sort(times.begin(), times.end());
     return times[times.size() / 2];
   }
-  void Print(const std::string& name, double flops, double us, double cublas_us,
+  // `bytes` of weights: what few rows are bound by.
+  void Print(const std::string& name, double flops, double bytes, double us, double cublas_us,
              double difference) {
-    std::printf("%-34s %10.2f %8.1f %6.1f%% | %10.2f %8.1f %6.1f%% | %.1e\n", name.c_str(), us,
-                flops / us * 1e-6, 100.0 * flops / us / peak_, cublas_us, flops / cublas_us * 1e-6,
-                100.0 * flops / cublas_us / peak_, difference);
+    std::printf("%-34s %10.2f %8.1f %6.1f%% | %10.2f %8.1f %6.1f%% | %9.1f %.1e\n", name.c_str(),
+                us, flops / us * 1e-6, 100.0 * flops / us / peak_, cublas_us,
+                flops / cublas_us * 1e-6, 100.0 * flops / cublas_us / peak_,
+                std::max(flops / peak_, bytes / kBytesPerMicrosecond), difference);
     std::fflush(stdout);
+  }
+  void PrintVariant(const std::string& name, const PrefillChoice& choice, double flops, double us) {
+    std::printf("  %-32s %10.2f %8.1f %6.1f%%   %d tokens, %d steps%s\n", name.c_str(), us,
+                flops / us * 1e-6, 100.0 * flops / us / peak_, choice.tile_tokens,
+                choice.group_steps,
+                choice.segments == PrefillChoice::Segments::kSplit     ? ", split"
+                : choice.segments == PrefillChoice::Segments::kChained ? ", chained"
+                                                                       : "");
+    std::fflush(stdout);
+  }
+  bool variants() const {
+    return variants_;
   }
   // ||a - b|| / ||b|| over the first rows of bf16 tensors.
   double Difference(const TensorView& a, const TensorView& b) {
@@ -277,6 +298,7 @@ class Bench {
  private:
   Stream& stream_;
   std::string filter_;
+  bool variants_;
   cublasLtHandle_t handle_ = nullptr;
   Buffer workspace_;
   void* begin_ = nullptr;
@@ -284,6 +306,25 @@ class Bench {
   std::vector<Bf16> noise_;
   double peak_ = 1.0;  // FLOPs per microsecond
 };
+
+// The choices that a case has: tiles no larger than its rows, and what K and the format allow.
+std::vector<PrefillChoice> Choices(WeightFormat format, bool segmented, int64_t rows) {
+  using Segments = PrefillChoice::Segments;
+  std::vector<PrefillChoice> choices;
+  for (const Segments segments : {Segments::kChained, Segments::kSplit}) {
+    if (segments == Segments::kSplit && (!segmented || rows > 1024)) continue;
+    const bool totals = segmented && segments == Segments::kChained;
+    for (int tokens = totals ? 192 : 256; tokens >= 64; tokens -= 64) {
+      if (tokens >= rows + 64 || (rows > 1024 && tokens < 128)) continue;
+      for (const int steps : {1, 2}) {
+        if (format == WeightFormat::kBf16 && steps != 2) continue;
+        if (format == WeightFormat::kFp8Block && totals && steps == 1) continue;
+        choices.push_back({.tile_tokens = tokens, .segments = segments, .group_steps = steps});
+      }
+    }
+  }
+  return choices;
+}
 
 int64_t CopiesOf(int64_t bytes, int64_t most) {
   return std::clamp<int64_t>(CeilDiv(kRotatedBytes, bytes), 1, most);
@@ -307,6 +348,7 @@ constexpr DenseCase kDense[] = {
     {"indexer q", WeightFormat::kFp8Block, 4096, 1280},
     {"engram", WeightFormat::kFp8Block, 25600, 6144},
     {"compressor", WeightFormat::kBf16, 1024, 5120},
+    {"router", WeightFormat::kBf16, 384, 5120},
 };
 
 void RunDense(const DenseCase& c, Bench& bench) {
@@ -328,7 +370,7 @@ void RunDense(const DenseCase& c, Bench& bench) {
     }
   }
   Must(stream.Synchronize());
-  for (const int64_t rows : {1024, 4096, 8192}) {
+  for (const int64_t rows : {64, 128, 256, 512, 1024, 4096, 8192}) {
     const DeviceTensor x = bench.Rows(rows, c.k * c.batch);
     const DeviceTensor y = bench.Empty(DType::kBf16, rows, weight_n * c.batch);
     const DeviceTensor cublas_y = bench.Empty(DType::kBf16, rows, c.n * c.batch);
@@ -336,7 +378,8 @@ void RunDense(const DenseCase& c, Bench& bench) {
     const auto calls_of = [&](int64_t count) {
       return std::max<int64_t>(count, static_cast<int64_t>(1e12 / flops));
     };
-    const double us = bench.Median(calls_of(copies), [&](int64_t call) {
+    PrefillChoice choice;
+    const auto run = [&](int64_t call) {
       const LinearWeight* first = &weights[static_cast<size_t>(call % copies * parts)];
       if (c.gated) {
         const LinearWeight* up = first + 1;
@@ -347,7 +390,7 @@ void RunDense(const DenseCase& c, Bench& bench) {
                                  .up_weights = {&up, 1},
                                  .row_weight = {},
                                  .out = y.view},
-                                stream));
+                                stream, choice));
         return;
       }
       std::vector<LinearArgs> batch;
@@ -356,8 +399,18 @@ void RunDense(const DenseCase& c, Bench& bench) {
                          .weight = first + i,
                          .y = y.view.Columns(i * c.n, (i + 1) * c.n)});
       }
-      Must(PrefillLinear(batch, stream));
-    });
+      Must(PrefillLinear(batch, stream, choice));
+    };
+    const std::string name = fmt::format("{} {}x{} M {}", c.name, c.n * c.batch, c.k, rows);
+    if (bench.variants()) {
+      const bool segmented = weights[0].packed()->cuda->segments.count > 1;
+      for (const PrefillChoice& one : Choices(c.format, segmented, rows)) {
+        choice = one;
+        bench.PrintVariant(name, choice, flops, bench.Median(calls_of(copies), run));
+      }
+      continue;
+    }
+    const double us = bench.Median(calls_of(copies), run);
     const CublasProduct product = bench.Cublas(rows, c.n, c.k, c.batch);
     const double cublas_us = bench.Median(calls_of(bf16_copies), [&](int64_t call) {
       product.Run(x.view.data(), bf16_weights[static_cast<size_t>(call % bf16_copies)].view.data(),
@@ -377,8 +430,9 @@ void RunDense(const DenseCase& c, Bench& bench) {
     } else {
       difference = bench.Difference(y.view, cublas_y.view);
     }
-    bench.Print(fmt::format("{} {}x{} M {}", c.name, c.n * c.batch, c.k, rows), flops, us,
-                cublas_us, difference);
+    const double bytes =
+        static_cast<double>(c.n * c.k * c.batch) * (c.format == WeightFormat::kBf16 ? 2.0 : 1.0);
+    bench.Print(name, flops, bytes, us, cublas_us, difference);
   }
 }
 
@@ -447,6 +501,7 @@ void RunExperts(const Experts& experts, const std::vector<int32_t>& counts, cons
     return std::span(all).subspan(static_cast<size_t>(call % sets * groups),
                                   static_cast<size_t>(groups));
   };
+  PrefillChoice choice;
   const auto run_gated = [&](int64_t call) {
     Must(PrefillGatedLinear({.x = x.view,
                              .row_index = index_device.view,
@@ -455,7 +510,7 @@ void RunExperts(const Experts& experts, const std::vector<int32_t>& counts, cons
                              .up_weights = of_set(up, call),
                              .row_weight = weight_device.view,
                              .out = middle.view},
-                            stream));
+                            stream, choice));
   };
   const auto run_down = [&](int64_t call) {
     Must(PrefillGroupedLinear({.x = middle.view,
@@ -463,10 +518,18 @@ void RunExperts(const Experts& experts, const std::vector<int32_t>& counts, cons
                                .group_offsets = offsets_device.view,
                                .weights = of_set(down, call),
                                .y = y.view},
-                              stream));
+                              stream, choice));
   };
   const double flops = 2.0 * static_cast<double>(rows * 3 * kIntermediate * kHidden);
   const int64_t calls = std::max<int64_t>(sets, static_cast<int64_t>(1e12 / flops));
+  if (bench.variants()) {
+    for (const PrefillChoice& one : Choices(WeightFormat::kFp4Group, false, rows / groups)) {
+      choice = one;
+      bench.PrintVariant(name + " gate/up", choice, flops * 2 / 3, bench.Median(calls, run_gated));
+      bench.PrintVariant(name + " down", choice, flops / 3, bench.Median(calls, run_down));
+    }
+    return;
+  }
   const double gated_us = bench.Median(calls, run_gated);
   const double down_us = bench.Median(calls, run_down);
   const double both_us = bench.Median(calls, [&](int64_t call) {
@@ -504,15 +567,18 @@ void RunExperts(const Experts& experts, const std::vector<int32_t>& counts, cons
       {.gate = gate_y.view, .up = up_y.view, .row_weight = first_weights, .out = gate_y.view},
       stream));
   const double gated_difference = bench.Difference(middle.view, gate_y.view);
-  bench.Print(name + " gate/up", flops * 2 / 3, gated_us, cublas_up_us, gated_difference);
-  bench.Print(name + " down", flops / 3, down_us, cublas_down_us, down_difference);
-  bench.Print(name + " both", flops, both_us, cublas_up_us + cublas_down_us,
+  const double bytes =
+      static_cast<double>(groups) * static_cast<double>(3 * kIntermediate * kHidden) * 0.53125;
+  bench.Print(name + " gate/up", flops * 2 / 3, bytes * 2 / 3, gated_us, cublas_up_us,
+              gated_difference);
+  bench.Print(name + " down", flops / 3, bytes / 3, down_us, cublas_down_us, down_difference);
+  bench.Print(name + " both", flops, bytes, both_us, cublas_up_us + cublas_down_us,
               std::max(gated_difference, down_difference));
 }
 
 int Main(int argc, char** argv) {
   const std::unique_ptr<Stream> stream = Must(Stream::CreateCuda(0, 8));
-  Bench bench(*stream, argc > 1 ? argv[1] : "");
+  Bench bench(*stream, argc > 1 ? argv[1] : "", argc > 2 && std::string(argv[2]) == "variants");
   if (bench.WantsExperts()) {
     const Experts experts(bench);
     for (const int rows : {128, 256, 512, 1536})

@@ -1,0 +1,18 @@
+// The kernels for many rows with bf16 weights.
+#include "ops/linear/linear_prefill.cuh"
+
+namespace deepinfer::cuda::prefill {
+
+template <>
+Status LaunchPrefillKernel<WeightFormat::kBf16>(bool gated, bool chained, int, const Params& params,
+                                                Stream& stream) {
+  constexpr WeightFormat kFormat = WeightFormat::kBf16;
+  if (gated) {
+    return chained ? LaunchShape<Shape<kFormat, true, true, 2>>(params, stream)
+                   : LaunchShape<Shape<kFormat, true, false, 2>>(params, stream);
+  }
+  return chained ? LaunchShape<Shape<kFormat, false, true, 2>>(params, stream)
+                 : LaunchShape<Shape<kFormat, false, false, 2>>(params, stream);
+}
+
+}  // namespace deepinfer::cuda::prefill
