@@ -19,6 +19,18 @@ struct RowLists {
   std::span<const int32_t> ends = {};
 };
 
+// A draw with its lists in place of ranges.
+struct ListedDraw {
+  RowDraw draw;
+  RowLists lists = {};
+};
+
+// What a step's draws gave, and the logits [host rows, vocab] that the host wanted to see.
+struct DrawnRows {
+  std::span<const SampledRow> rows;
+  std::span<const float> logits;
+};
+
 // Work space of one thread, and what the last draw leaves for further questions about its row.
 class RowScratch {
  public:
