@@ -11,7 +11,7 @@ ALLOWED = {
     "ops": {"tensor", "base"},
     "weights": {"tensor", "base"},
     "text": {"base"},
-    "sample": {"base"},
+    "sample": {"ops", "base"},
     "grammar": {"sample", "text", "base"},
     "state": {"tensor", "base"},
     "sched": {"state", "base"},

@@ -59,7 +59,6 @@ struct Engine::Sequence {
   std::shared_ptr<Request> request;
   int64_t index = 0;
   int64_t max_new_tokens = 0;
-  std::vector<int32_t> end_ids;
   SequenceSampler sampler;
   CompletionText text;
   std::optional<ChatAnswer> answer;  // in place of `text`
@@ -241,7 +240,6 @@ Result<int64_t> Engine::Submit(EngineRequest input) {
                  .request = request,
                  .index = index,
                  .max_new_tokens = std::min(in.params.max_tokens.value_or(room), room),
-                 .end_ids = end_ids,
                  .sampler = SequenceSampler(in.params, seed, prompt, in.bad_words, end_ids),
                  .text = CompletionText(tokenizer_, in.params),
                  .answer = std::nullopt});
@@ -596,7 +594,7 @@ void Engine::CommitToken(Sequence& sequence, SampledToken token) {
     output.logprobs.push_back(std::move(token.logprobs));
   }
 
-  if (std::find(sequence.end_ids.begin(), sequence.end_ids.end(), id) != sequence.end_ids.end()) {
+  if (token.ends) {
     output.stop_reason = int64_t{id};
     Finish(sequence, FinishReason::kStop);
     return;

@@ -89,6 +89,16 @@ class EngineRun {
   std::map<std::pair<int64_t, int64_t>, std::vector<int32_t>> ids_;
 };
 
+// How steps follow each other. In the last two, the device draws tokens itself.
+enum class Pace { kSynchronous, kAsynchronous, kDrawnOnDevice, kDrawnOnDeviceSynchronous };
+constexpr Pace kPaces[] = {Pace::kSynchronous, Pace::kAsynchronous, Pace::kDrawnOnDevice,
+                           Pace::kDrawnOnDeviceSynchronous};
+
+void SetPace(Pace pace, FakeBackend& backend, EngineOptions& options) {
+  options.async_scheduling = pace == Pace::kAsynchronous || pace == Pace::kDrawnOnDevice;
+  backend.set_draws_tokens(pace == Pace::kDrawnOnDevice || pace == Pace::kDrawnOnDeviceSynchronous);
+}
+
 EngineRequest Ask(std::vector<int32_t> prompt, int64_t max_tokens, uint64_t seed = 1) {
   EngineRequest request;
   request.id = "r";
@@ -148,10 +158,10 @@ void ExpectSame(const RequestOutput& a, const RequestOutput& b) {
 
 TEST(Engine, ARequestsOutputDoesNotDependOnItsNeighbours) {
   const std::vector<EngineRequest> requests = MixedRequests(40);
-  for (const bool async : {false, true}) {
+  for (const Pace pace : kPaces) {
     FakeBackend backend(kVocab, 60, 60, 8);
     EngineOptions options = SmallOptions();
-    options.async_scheduling = async;
+    SetPace(pace, backend, options);
     EngineRun run(backend, options);
     for (const EngineRequest& request : requests)
       ASSERT_TRUE(run.engine->Submit(request).has_value());
@@ -170,11 +180,11 @@ TEST(Engine, PreemptedSequencesResumeWithTheSameTokens) {
   std::vector<EngineRequest> requests = MixedRequests(12);
   // Outputs that outgrow what their admission has reserved.
   for (size_t i = 0; i < requests.size(); i += 2) requests[i].params.max_tokens = 260;
-  for (const bool async : {false, true}) {
+  for (const Pace pace : kPaces) {
     for (const PreemptionMode mode : {PreemptionMode::kRecompute, PreemptionMode::kSave}) {
       FakeBackend backend(kVocab, 5, 8, 8);  // exactly one sequence of full length
       EngineOptions options = SmallOptions();
-      options.async_scheduling = async;
+      SetPace(pace, backend, options);
       options.scheduler.preemption = mode;
       options.scheduler.prefix_caching = false;
       EngineRun run(backend, options);
@@ -210,6 +220,7 @@ TEST(Engine, EverySplitOfThePromptGivesTheSameOutput) {
     options.scheduler.max_num_batched_tokens = rows;
     options.scheduler.max_prompt_logit_rows = 1 + rows % 5;
     FakeBackend backend(kVocab, 30, 30, 1);
+    SetPace(kPaces[rows % 4], backend, options);
     EngineRun run(backend, options);
     ASSERT_TRUE(run.engine->Submit(request).has_value());
     ExpectSame(run.Finish().outputs.at(0), expected);
@@ -386,15 +397,21 @@ TEST(Engine, ARowThatCannotBeSampledEndsItsCompletionOnly) {
 }
 
 TEST(Engine, AFailedStepEndsTheRequestsInItAndTheOthersGoOn) {
-  FakeBackend backend(kVocab, 30, 30, 2);
-  backend.set_failing_step(1);
-  EngineRun run(backend, SmallOptions());
-  for (int i = 0; i < 4; ++i) ASSERT_TRUE(run.engine->Submit(Ask({10 + i}, 6)).has_value());
-  const Outcome outcome = run.Finish();
-  EXPECT_THAT(outcome.outputs.at(0).outputs[0].error->message, HasSubstr("failed as told"));
-  EXPECT_EQ(outcome.outputs.at(1).outputs[0].finish_reason, FinishReason::kError);
-  EXPECT_EQ(outcome.outputs.at(2).outputs[0].finish_reason, FinishReason::kLength);
-  EXPECT_EQ(outcome.outputs.at(3).outputs[0].token_ids.size(), 6u);
+  for (const Pace pace : kPaces) {
+    for (const int64_t step : {1, 2}) {
+      FakeBackend backend(kVocab, 30, 30, 2);
+      backend.set_failing_step(step);
+      EngineOptions options = SmallOptions();
+      SetPace(pace, backend, options);
+      EngineRun run(backend, options);
+      for (int i = 0; i < 4; ++i) ASSERT_TRUE(run.engine->Submit(Ask({10 + i}, 6)).has_value());
+      const Outcome outcome = run.Finish();
+      EXPECT_THAT(outcome.outputs.at(0).outputs[0].error->message, HasSubstr("failed as told"));
+      EXPECT_EQ(outcome.outputs.at(1).outputs[0].finish_reason, FinishReason::kError);
+      EXPECT_EQ(outcome.outputs.at(2).outputs[0].finish_reason, FinishReason::kLength);
+      EXPECT_EQ(outcome.outputs.at(3).outputs[0].token_ids.size(), 6u);
+    }
+  }
 }
 
 TEST(Engine, AbortReportsTheOutputSoFar) {
@@ -640,14 +657,14 @@ TEST(Engine, CallbacksMayAbortAndSubmit) {
 
 TEST(Engine, StatisticsReconcileWhateverHappens) {
   const std::vector<EngineRequest> requests = MixedRequests(30);
-  for (uint32_t seed = 0; seed < 8; ++seed) {
+  for (uint32_t seed = 0; seed < 16; ++seed) {
     std::mt19937 rng(seed);
     FakeBackend backend(kVocab, 8, 12, 6);
-    if (seed % 3 == 2) backend.set_failing_step(9);
+    if (seed % 3 == 2) backend.set_failing_step(9 + seed % 2);
     EngineStatistics statistics("model");
     TraceRecorder trace;
     EngineOptions options = SmallOptions();
-    options.async_scheduling = seed % 2 == 0;
+    SetPace(kPaces[seed % 4], backend, options);
     options.statistics = &statistics;
     options.trace = &trace;
     EngineRun run(backend, options);
@@ -697,10 +714,11 @@ TEST(Engine, AStateThatAFailedStepShouldHaveSavedIsComputedAgain) {
   for (const EngineRequest& request : requests) alone.push_back(Alone(request));
   int64_t failed = 0;
   // Some of these steps have a state to save.
-  for (int64_t step = 3; step < 60; step += 3) {
+  for (int64_t step = 3; step < 100; step += 3) {
     FakeBackend backend(kVocab, 6, 9, 8);
-    backend.set_failing_step(step);
+    backend.set_failing_step(step / 2);
     EngineOptions options = SmallOptions();
+    backend.set_draws_tokens(step % 2 == 0);
     options.scheduler.preemption = PreemptionMode::kSave;
     options.scheduler.forced_preemption_interval = 3;
     options.scheduler.prefix_caching = false;

@@ -18,6 +18,19 @@ class ExecutorBackend : public ModelBackend {
   }
   StateCapacity capacity() const override;
   Result<std::span<const float>> Step(const StepPlan& plan) override;
+  bool draws_tokens() const override {
+    return executor_.options().draw_on_device.value_or(executor_.options().device.kind ==
+                                                       DeviceKind::kCuda);
+  }
+  Status BeginStep(const StepPlan& plan) override {
+    return executor_.BeginStep(plan);
+  }
+  void DrawStep(std::span<const ListedDraw> draws, std::span<const int32_t> host_rows) override {
+    executor_.DrawStep(draws, host_rows);
+  }
+  Result<DrawnRows> FinishStep() override {
+    return executor_.FinishStep();
+  }
   void SetSampledToken(int32_t slot, int32_t token) override {
     executor_.SetSampledToken(slot, token);
   }

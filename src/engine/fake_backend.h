@@ -1,6 +1,8 @@
 // A stand-in for the model in tests: each row's logits are a pure function of the tokens up to it,
 // which it reads back through the blocks and pages of the plan, so that a wrong, stale or shared
-// unit changes the output. Every rule of the contract is checked.
+// unit changes the output. Every rule of the contract is checked. It can also be a device that
+// draws tokens itself, and does everything as late as it may: rows run when somebody waits for
+// them.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -9,9 +11,11 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <deque>
 #include <functional>
 #include <set>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "engine/model_backend.h"
@@ -31,12 +35,18 @@ class FakeBackend : public ModelBackend {
         blocks_(static_cast<size_t>(num_blocks), std::vector<int32_t>(kBlockTokens, -7)),
         window_pages_(static_cast<size_t>(num_window_pages),
                       std::vector<int32_t>(kBlockTokens, -7)),
-        sampled_(static_cast<size_t>(num_slots), -7) {}
+        sampled_(static_cast<size_t>(num_slots), -7),
+        sampled_on_device_(static_cast<size_t>(num_slots), -7) {}
+
+  void set_draws_tokens(bool value) {
+    draws_tokens_ = value;
+  }
 
   void set_shape(Shape shape) {
     shape_ = std::move(shape);
   }
-  // The step with this number, counted from 0, fails.
+  // The step with this number, counted from 0, fails; where the device draws, an even one when it
+  // is begun and an odd one when it is waited for.
   void set_failing_step(int64_t step) {
     failing_step_ = step;
   }
@@ -75,35 +85,184 @@ class FakeBackend : public ModelBackend {
   }
 
   Result<std::span<const float>> Step(const StepPlan& plan) override {
-    EXPECT_FALSE(plan.chunks.empty());
+    EXPECT_FALSE(draws_tokens_);
     const int64_t step = step_++;
     if (before_step_) before_step_(step);
     const bool fails = step == failing_step_;
+    ExecuteAll(plan.commands, fails);
+    RunRows(plan.chunks, fails);
+    if (fails) return Failure();
+    return std::span<const float>(logits_);
+  }
+
+  bool draws_tokens() const override {
+    return draws_tokens_;
+  }
+
+  Status BeginStep(const StepPlan& plan) override {
+    EXPECT_TRUE(draws_tokens_);
+    EXPECT_TRUE(queue_.empty() || queue_.back().drawn);
+    EXPECT_LE(queue_.size(), size_t{1});
+    const int64_t step = step_++;
+    if (before_step_) before_step_(step);
+    const bool fails = step == failing_step_;
+    // Images leave and enter at once, in order behind what is queued.
     for (const StateCommand& command : plan.commands) {
+      if (command.kind == StateCommand::Kind::kExport ||
+          command.kind == StateCommand::Kind::kImport)
+        Drain();
+    }
+    Queued queued;
+    queued.fails = fails;
+    for (const StateCommand& command : plan.commands) {
+      if (queue_.empty() || queue_.back().done) {
+        ExecuteAll({command}, fails);
+      } else {
+        queued.commands.push_back(command);
+      }
+    }
+    for (const StepChunk& chunk : plan.chunks) queued.chunks.emplace_back(chunk, sampled_);
+    if (fails && step % 2 == 0) {
+      // It has run before it failed.
+      Drain();
+      Run(queued);
+      return Failure();
+    }
+    queue_.push_back(std::move(queued));
+    return {};
+  }
+
+  void DrawStep(std::span<const ListedDraw> draws, std::span<const int32_t> host_rows) override {
+    ASSERT_FALSE(queue_.empty());
+    Queued& step = queue_.back();
+    EXPECT_FALSE(step.drawn);
+    step.drawn = true;
+    step.host_rows.assign(host_rows.begin(), host_rows.end());
+    for (const ListedDraw& draw : draws) {
+      step.draws.emplace_back(draw);
+      if (draw.draw.slot >= 0) sampled_.at(static_cast<size_t>(draw.draw.slot)) = kOnDevice;
+    }
+  }
+
+  Result<DrawnRows> FinishStep() override {
+    EXPECT_FALSE(queue_.empty());
+    EXPECT_TRUE(queue_.front().drawn);
+    Run(queue_.front());
+    finished_ = std::move(queue_.front());
+    queue_.pop_front();
+    if (finished_.fails) return Failure();
+    return DrawnRows{.rows = finished_.rows, .logits = finished_.host_logits};
+  }
+
+ private:
+  static constexpr int64_t kWindow = 20;
+  static constexpr int32_t kOnDevice = -2;
+
+  // What a device copies when a step is put into its queue.
+  struct QueuedChunk {
+    QueuedChunk(const StepChunk& from, const std::vector<int32_t>& sampled)
+        : chunk(from),
+          tokens(from.tokens.begin(), from.tokens.end()),
+          blocks(from.blocks.begin(), from.blocks.end()),
+          pages(from.window_pages.begin(), from.window_pages.end()) {
+      const int32_t known = sampled.at(static_cast<size_t>(from.slot));
+      if (tokens.empty() && known != kOnDevice) tokens.push_back(known);
+    }
+    StepChunk View() const {
+      StepChunk view = chunk;
+      view.tokens = tokens;
+      view.blocks = blocks;
+      view.window_pages = pages;
+      return view;
+    }
+    StepChunk chunk;
+    std::vector<int32_t> tokens, blocks, pages;
+  };
+  struct QueuedDraw {
+    explicit QueuedDraw(const ListedDraw& from)
+        : draw(from.draw),
+          mask(from.lists.mask.begin(), from.lists.mask.end()),
+          edits(from.lists.edits.begin(), from.lists.edits.end()),
+          excluded(from.lists.excluded.begin(), from.lists.excluded.end()),
+          ends(from.lists.ends.begin(), from.lists.ends.end()) {}
+    RowDraw draw;
+    std::vector<uint32_t> mask;
+    std::vector<RowEdit> edits;
+    std::vector<int32_t> excluded, ends;
+  };
+  struct Queued {
+    std::vector<StateCommand> commands;
+    std::vector<QueuedChunk> chunks;
+    std::vector<QueuedDraw> draws;
+    std::vector<int32_t> host_rows;
+    bool fails = false;
+    bool drawn = false;
+    bool done = false;
+    std::vector<SampledRow> rows;
+    std::vector<float> host_logits;
+  };
+
+  static tl::unexpected<Error> Failure() {
+    return Fail(Code::kInternal, "the fake model failed as told");
+  }
+
+  void ExecuteAll(const std::vector<StateCommand>& commands, bool fails) {
+    for (const StateCommand& command : commands) {
       // A step that fails moves nothing out.
       if (!fails || command.kind != StateCommand::Kind::kExport) Execute(command);
     }
+  }
+
+  void RunRows(std::span<const StepChunk> chunks, bool fails) {
+    EXPECT_FALSE(chunks.empty());
     std::set<int32_t> seen;
     int64_t rows = 0;
     logits_.clear();
-    for (const StepChunk& chunk : plan.chunks) {
+    for (const StepChunk& chunk : chunks) {
       EXPECT_TRUE(seen.insert(chunk.slot).second);
       EXPECT_GE(chunk.num_rows, 1);
       EXPECT_LE(chunk.num_logit_rows, chunk.num_rows);
       Run(chunk);
       rows += chunk.num_rows;
     }
-    if (fails) return Fail(Code::kInternal, "the fake model failed as told");
+    if (fails) return;
     rows_ += rows;
     max_rows_seen_ = std::max(max_rows_seen_, rows);
-    max_sequences_seen_ = std::max(max_sequences_seen_, static_cast<int64_t>(plan.chunks.size()));
+    max_sequences_seen_ = std::max(max_sequences_seen_, static_cast<int64_t>(chunks.size()));
     max_logit_rows_seen_ =
         std::max(max_logit_rows_seen_, static_cast<int64_t>(logits_.size()) / vocab_);
-    return std::span<const float>(logits_);
   }
 
- private:
-  static constexpr int64_t kWindow = 20;
+  void Drain() {
+    for (Queued& step : queue_) Run(step);
+  }
+
+  void Run(Queued& step) {
+    if (std::exchange(step.done, true)) return;
+    ExecuteAll(step.commands, step.fails);
+    std::vector<StepChunk> chunks;
+    for (const QueuedChunk& chunk : step.chunks) chunks.push_back(chunk.View());
+    RunRows(chunks, step.fails);
+    const auto row_of = [&](int32_t row) {
+      return std::span<const float>(logits_).subspan(
+          static_cast<size_t>(row) * static_cast<size_t>(vocab_), static_cast<size_t>(vocab_));
+    };
+    RowScratch scratch;
+    for (const QueuedDraw& draw : step.draws) {
+      const SampledRow& row = step.rows.emplace_back(SampleRow(
+          row_of(draw.draw.logit_row), draw.draw,
+          {.mask = draw.mask, .edits = draw.edits, .excluded = draw.excluded, .ends = draw.ends},
+          scratch));
+      if (draw.draw.slot >= 0) {
+        sampled_on_device_.at(static_cast<size_t>(draw.draw.slot)) =
+            row.status == RowStatus::kDrawn ? row.token : 0;
+      }
+    }
+    for (const int32_t row : step.host_rows) {
+      const std::span<const float> logits = row_of(row);
+      step.host_logits.insert(step.host_logits.end(), logits.begin(), logits.end());
+    }
+  }
 
   int32_t& At(std::vector<std::vector<int32_t>>& units, std::span<const int32_t> ids, int64_t first,
               int64_t position) {
@@ -112,6 +271,11 @@ class FakeBackend : public ModelBackend {
     EXPECT_LT(unit, std::ssize(ids)) << "no room for position " << position;
     return units.at(static_cast<size_t>(ids[static_cast<size_t>(unit)]))
         .at(static_cast<size_t>(position % kBlockTokens));
+  }
+
+  int32_t LatestToken(int32_t slot) const {
+    return draws_tokens_ ? sampled_on_device_.at(static_cast<size_t>(slot))
+                         : sampled_.at(static_cast<size_t>(slot));
   }
 
   void Run(const StepChunk& chunk) {
@@ -129,8 +293,8 @@ class FakeBackend : public ModelBackend {
       EXPECT_EQ(chunk.lookback[i], p < 0 ? -1 : tokens[static_cast<size_t>(p)]);
     }
     for (int64_t i = 0; i < chunk.num_rows; ++i) {
-      const int32_t token = chunk.tokens.empty() ? sampled_.at(static_cast<size_t>(chunk.slot))
-                                                 : chunk.tokens[static_cast<size_t>(i)];
+      const int32_t token =
+          chunk.tokens.empty() ? LatestToken(chunk.slot) : chunk.tokens[static_cast<size_t>(i)];
       EXPECT_GE(token, 0);
       EXPECT_LT(token, vocab_);
       tokens.push_back(token);
@@ -200,7 +364,12 @@ class FakeBackend : public ModelBackend {
   int64_t vocab_;
   std::vector<std::vector<int32_t>> blocks_;
   std::vector<std::vector<int32_t>> window_pages_;
-  std::vector<int32_t> sampled_;  // by slot
+  bool draws_tokens_ = false;
+  // By slot: the latest token that the host has named, or kOnDevice, and the one drawn here.
+  std::vector<int32_t> sampled_;
+  std::vector<int32_t> sampled_on_device_;
+  std::deque<Queued> queue_;
+  Queued finished_;
   Shape shape_;
   std::function<void(int64_t)> before_step_;
   std::vector<float> logits_;

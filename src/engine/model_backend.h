@@ -8,7 +8,9 @@
 #include <functional>
 #include <span>
 
+#include "base/check.h"
 #include "base/error.h"
+#include "ops/sample_rows/sample_row.h"
 #include "state/step_plan.h"
 
 namespace deepinfer {
@@ -34,6 +36,26 @@ class ModelBackend {
   // Runs the plan's commands, then all its rows as one batch: [sum of num_logit_rows, vocab_size],
   // chunk by chunk, valid until the next call. The bits of a row depend on its own sequence only.
   virtual Result<std::span<const float>> Step(const StepPlan& plan) = 0;
+  // Whether the model's device draws tokens itself. Then BeginStep, DrawStep and FinishStep take
+  // the place of Step: a step can be begun before the host knows the tokens of the one in front of
+  // it, and a later chunk of a slot without ids takes what was drawn for it. Each begun step is
+  // drawn, then finished, in order; one is begun while at most one is not finished. In a draw,
+  // `logit_row` counts the step's logit rows, and `slot` is a slot or -1. Errors: of BeginStep
+  // those of Step, and then it is neither drawn nor finished; of FinishStep, what the rows or draws
+  // have met. Results are valid until the next FinishStep.
+  virtual bool draws_tokens() const {
+    return false;
+  }
+  virtual Status BeginStep(const StepPlan&) {
+    DI_CHECK(false);
+  }
+  virtual void DrawStep(std::span<const ListedDraw>, std::span<const int32_t> /*host_rows*/) {
+    DI_CHECK(false);
+  }
+  virtual Result<DrawnRows> FinishStep() {
+    DI_CHECK(false);
+  }
+
   // The token that a later chunk of this slot without ids takes.
   virtual void SetSampledToken(int32_t slot, int32_t token) = 0;
 

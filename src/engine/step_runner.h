@@ -3,14 +3,21 @@
 // that of a device queue: Launch puts a step behind the others, Wait takes the results of the
 // oldest.
 //
-// Structured outputs: when a step starts, everything drawn before has been accepted, so the masks
-// of its constrained draws are filled while its rows run.
+// Where the device draws tokens (ModelBackend::draws_tokens), a step is put into its queue before
+// the one in front of it is finished: rows of step n + 1, then the results of step n are taken in
+// while they run, then the draws of step n + 1, which may depend on tokens of step n (structured
+// outputs, penalties, bad words). The device waits for the host only if that takes longer than the
+// rows.
+//
+// Structured outputs: the masks of constrained draws are filled while rows run, as soon as
+// everything drawn before has been accepted.
 //
 // Ownership: from Launch to Wait a job, the spans in it, and the samplers that it names belong to
 // the runner.
 #pragma once
 
 #include <array>
+#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <mutex>
@@ -95,7 +102,17 @@ class StepRunner {
     size_t size_ = 0;
   };
 
+  // Runs a job, or puts it into the device's queue, where it is the pending one.
+  void Start(StepJob* job);
   void Run(StepJob& job);
+  void Clear(StepJob& job);
+  void Begin(StepJob* job);
+  void Prepare(StepJob& job);
+  // Waits for the pending job, if there is one, and takes in what it has drawn.
+  void CompletePending();
+  void TakeIn(StepJob& job, size_t chunk, const DrawnRows& drawn, SamplerScratch& scratch);
+  void Hand(StepJob* job);
+  void FailJob(StepJob& job, Error error);
   void StartMasks(StepJob& job);
   void FinishMasks(StepJob& job);
   void Draw(StepJob& job, size_t chunk, SamplerScratch& scratch);
@@ -109,10 +126,24 @@ class StepRunner {
   MaskFiller masks_;
   int64_t in_flight_ = 0;
 
+  // Where the device draws.
+  struct ChunkDraw {
+    PreparedDraw prepared;
+    Status status;              // of the preparation
+    int64_t first_row = 0;      // of the drawn rows; the draw is behind those of prompt tokens
+    int64_t first_logits = -1;  // of the rows whose logits the host sees, or -1
+  };
+  StepJob* pending_ = nullptr;
+  std::chrono::steady_clock::time_point pending_since_;
+  std::vector<ChunkDraw> chunk_draws_;  // of the pending job; only grows
+  std::vector<ListedDraw> draws_;
+  std::vector<int32_t> host_rows_;
+
   std::mutex mutex_;
   std::condition_variable changed_;
   Fifo launched_;
   Fifo finished_;
+  bool waiting_ = false;  // somebody waits for a finished job
   bool stop_ = false;
   std::thread thread_;
 };

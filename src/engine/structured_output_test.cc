@@ -128,8 +128,10 @@ RequestOutput Alone(EngineRequest request) {
 }
 
 TEST(StructuredOutput, DecidesEveryTokenAndEndsTheOutput) {
-  for (const bool async : {false, true}) {
+  for (const auto& [async, on_device] :
+       {std::pair(false, false), {true, false}, {false, true}, {true, true}}) {
     FakeBackend backend(kVocab, 30, 30, 8);
+    backend.set_draws_tokens(on_device);
     EngineOptions options = SmallOptions();
     options.async_scheduling = async;
     EngineRun run(backend, options);
@@ -334,8 +336,10 @@ TEST(StructuredOutput, BeginsExactlyBehindItsTrigger) {
   const auto script = [](std::span<const int32_t> tokens, std::span<float> row) {
     row[399 + tokens.size()] = 50;
   };
-  for (const bool async : {false, true}) {
+  for (const auto& [async, on_device] :
+       {std::pair(false, false), {true, false}, {false, true}, {true, true}}) {
     FakeBackend backend(kVocab, 30, 30, 8);
+    backend.set_draws_tokens(on_device);
     backend.set_shape(script);
     EngineOptions options = SmallOptions();
     options.async_scheduling = async;
@@ -539,9 +543,10 @@ TEST(StructuredOutput, NeitherNeighboursNorPreemptionNorChunksChangeAToken) {
   }
   EXPECT_GT(drawn, 300);
   for (const bool async : {false, true}) {
-    for (const bool cache : {false, true}) {
+    for (const auto& [cache, on_device] : {std::pair(false, false), {true, false}, {true, true}}) {
       for (const PreemptionMode mode : {PreemptionMode::kRecompute, PreemptionMode::kSave}) {
         FakeBackend backend(kVocab, 8, 12, 8);
+        backend.set_draws_tokens(on_device);
         EngineStatistics statistics("model");
         EngineOptions options = SmallOptions();
         options.statistics = &statistics;
@@ -565,9 +570,10 @@ TEST(StructuredOutput, AbortsAtAnyTimeLeaveTheOthersAlone) {
   const std::vector<EngineRequest> requests = MixedRequests(12);
   std::vector<RequestOutput> alone;
   for (const EngineRequest& request : requests) alone.push_back(Alone(request));
-  for (uint32_t seed = 0; seed < 6; ++seed) {
+  for (uint32_t seed = 0; seed < 12; ++seed) {
     std::mt19937 rng(seed);
     FakeBackend backend(kVocab, 12, 16, 8);
+    backend.set_draws_tokens(seed % 2 == 1);
     EngineStatistics statistics("model");
     EngineOptions options = SmallOptions();
     options.statistics = &statistics;

@@ -1,6 +1,7 @@
 #include "runtime/executor.h"
 
 #include <algorithm>
+#include <array>
 #include <span>
 #include <utility>
 
@@ -11,6 +12,7 @@
 #include "model/engram_token_map.h"
 #include "model/inventory.h"
 #include "model/model.h"
+#include "ops/sample_rows/sample_rows.h"
 #include "runtime/device_choice.h"
 #include "runtime/step_graphs.h"
 #include "runtime/step_upload.h"
@@ -33,6 +35,26 @@ void LogPlan(const MemoryPlan& plan) {
       plan.SequencesThatFit(plan.max_sequence_tokens));
 }
 
+// Of Impl::sampled, beside tokens.
+constexpr int32_t kNothingSampled = -1;
+constexpr int32_t kSampledOnDevice = -2;
+
+// A step on its way through the device, and its memory on the host: two take turns.
+struct Lane {
+  Buffer staging;       // page-locked: index arrays on their way to a GPU
+  Buffer draw_staging;  // the same for draws
+  Buffer results;       // drawn rows, then logits
+  int64_t num_draws = 0;
+  int64_t num_host_rows = 0;
+  TensorView logits;  // of the step, on the device
+  Status drawn;       // whether the draws are in the stream
+  void* event = nullptr;
+};
+
+int64_t ResultBytes(int64_t num_draws) {
+  return RoundUpScratch(num_draws * static_cast<int64_t>(sizeof(SampledRow)));
+}
+
 }  // namespace
 
 struct Executor::Impl {
@@ -43,6 +65,11 @@ struct Executor::Impl {
         model(std::move(loaded)),
         memory(std::move(cache_memory)),
         token_map(std::move(map)) {}
+  ~Impl() {
+    for (Lane& lane : lanes) {
+      if (lane.event != nullptr) cuda::DestroyEvent(lane.event);
+    }
+  }
 
   ExecutorOptions options;
   MemoryPlan memory_plan;
@@ -51,12 +78,17 @@ struct Executor::Impl {
   Model model;
   CacheMemory memory;
   CacheViews caches;
-  std::vector<int32_t> token_map;      // token id -> compressed id of the n-gram tables
-  std::vector<int64_t> ratios;         // distinct compression ratios
-  std::vector<int32_t> sampled;        // per slot: the latest token, or -1
-  Buffer logits;                       // of the last step, on the device
-  Buffer host_logits;                  // the same on the host; unused when the device is the host
-  Buffer staging;                      // page-locked: index arrays on their way to a GPU
+  std::vector<int32_t> token_map;  // token id -> compressed id of the n-gram tables
+  std::vector<int64_t> ratios;     // distinct compression ratios
+  std::vector<int32_t> sampled;    // per slot: the latest token, or one of the above
+  Buffer token_map_on_device;      // [vocab] i32
+  Buffer sampled_on_device;        // [slots] i32
+  Buffer logits;                   // of the last step, on the device
+  Buffer host_logits;              // the same on the host; unused when the device is the host
+  std::array<Lane, 2> lanes;
+  int64_t begun = 0;  // steps
+  int64_t drawn = 0;
+  int64_t finished = 0;
   std::unique_ptr<StepGraphs> graphs;  // of decoding steps; null where they are not used
 
   // Who uses a unit in the step that is being checked: 1 + its chunk, negative if it only reads.
@@ -66,12 +98,22 @@ struct Executor::Impl {
   Status ValidateRows(const StepChunk& chunk) const;
   Status ValidateUnits(const StepChunk& chunk) const;
   Status ClaimUnits(const StepPlan& plan);
-  Result<TensorView> Run(std::span<const StepChunk> chunks, LayerTrace* trace);
+  // Puts the rows into the stream. Result: the logits on the device.
+  Result<TensorView> Launch(std::span<const StepChunk> chunks, Lane& lane, LayerTrace* trace);
+  // Puts draws from the lane's logits into the stream.
+  Status Draw(std::span<const ListedDraw> draws, std::span<const int32_t> host_rows, Lane& lane);
+  // Memory that the device can write later.
+  Result<Buffer> HostBuffer(int64_t bytes) const;
   // Whether every chunk is one row whose logits are wanted.
   bool IsDecodingStep(std::span<const StepChunk> chunks) const;
+  // 0 where only the device knows.
   int32_t TokenOf(const StepChunk& chunk, int64_t row) const {
-    return chunk.tokens.empty() ? sampled[static_cast<size_t>(chunk.slot)]
+    return chunk.tokens.empty() ? std::max(0, sampled[static_cast<size_t>(chunk.slot)])
                                 : chunk.tokens[static_cast<size_t>(row)];
+  }
+  bool IsOnDevice(const StepChunk& chunk) const {
+    return chunk.tokens.empty() && chunk.slot < std::ssize(sampled) &&
+           sampled[static_cast<size_t>(chunk.slot)] == kSampledOnDevice;
   }
 };
 
@@ -210,7 +252,20 @@ Result<std::unique_ptr<Executor>> Executor::Create(const ExecutorOptions& option
   for (int64_t layer = 0; layer < config.num_hidden_layers; ++layer) {
     impl.caches.window_pages.push_back(impl.memory.WindowPages(layer));
   }
-  impl.sampled.assign(static_cast<size_t>(plan.num_slots), -1);
+  impl.sampled.assign(static_cast<size_t>(plan.num_slots), kNothingSampled);
+  const Device device = impl.stream->device();
+  const int64_t map_bytes = std::ssize(impl.token_map) * 4;
+  DI_ASSIGN_OR_RETURN(impl.token_map_on_device, Buffer::Allocate(device, map_bytes));
+  DI_RETURN_IF_ERROR(CopyToDevice(
+      impl.token_map.data(),
+      impl.token_map_on_device.View(DType::kI32, {std::ssize(impl.token_map)}), *impl.stream));
+  DI_ASSIGN_OR_RETURN(impl.sampled_on_device, Buffer::AllocateZeroed(device, plan.num_slots * 4));
+  if (gpu) {
+    for (Lane& lane : impl.lanes) {
+      DI_ASSIGN_OR_RETURN(lane.event, cuda::CreateEvent(device.index));
+    }
+  }
+  DI_RETURN_IF_ERROR(impl.stream->Synchronize());
   impl.block_users.assign(static_cast<size_t>(plan.num_blocks), 0);
   impl.page_users.assign(static_cast<size_t>(plan.num_window_pages), 0);
   impl.slot_users.assign(static_cast<size_t>(plan.num_slots), 0);
@@ -256,11 +311,133 @@ void Executor::SetSampledToken(int32_t slot, int32_t token) {
 }
 
 Result<TensorView> Executor::Step(const StepPlan& plan, LayerTrace* trace) {
-  DI_RETURN_IF_ERROR(impl_->Validate(plan));
-  DI_RETURN_IF_ERROR(impl_->memory.Execute(plan.commands, *impl_->stream));
+  Impl& impl = *impl_;
+  DI_CHECK_EQ(impl.begun, impl.finished);
+  DI_RETURN_IF_ERROR(impl.Validate(plan));
+  DI_RETURN_IF_ERROR(impl.memory.Execute(plan.commands, *impl.stream));
   if (plan.chunks.empty())
     return TensorView(static_cast<void*>(nullptr), DType::kF32, {0, config().vocab_size});
-  return impl_->Run(plan.chunks, trace);
+  DI_ASSIGN_OR_RETURN(const TensorView logits, impl.Launch(plan.chunks, impl.lanes[0], trace));
+  if (impl.stream->device().kind == DeviceKind::kCpu) return logits;
+  const int64_t bytes = logits.num_elements() * 4;
+  if (impl.host_logits.bytes() < bytes) {
+    DI_ASSIGN_OR_RETURN(impl.host_logits, Buffer::AllocatePinned(bytes));
+  }
+  DI_RETURN_IF_ERROR(CopyToHost(logits, impl.host_logits.data(), *impl.stream));
+  return impl.host_logits.View(DType::kF32, {logits.rows(), config().vocab_size});
+}
+
+Status Executor::BeginStep(const StepPlan& plan) {
+  Impl& impl = *impl_;
+  DI_CHECK_EQ(impl.begun, impl.drawn);
+  DI_CHECK_LE(impl.drawn - impl.finished, 1);
+  DI_RETURN_IF_ERROR(impl.Validate(plan));
+  DI_RETURN_IF_ERROR(impl.memory.Execute(plan.commands, *impl.stream));
+  Lane& lane = impl.lanes[static_cast<size_t>(impl.begun % 2)];
+  lane.logits = {};
+  if (!plan.chunks.empty()) {
+    Result<TensorView> logits = impl.Launch(plan.chunks, lane, nullptr);
+    if (!logits.has_value()) {
+      // What is in the stream still reads the lane's memory.
+      static_cast<void>(impl.stream->Synchronize());
+      return tl::unexpected<Error>(std::move(logits.error()));
+    }
+    lane.logits = *logits;
+  }
+  ++impl.begun;
+  return {};
+}
+
+void Executor::DrawStep(std::span<const ListedDraw> draws, std::span<const int32_t> host_rows) {
+  Impl& impl = *impl_;
+  DI_CHECK_EQ(impl.begun, impl.drawn + 1);
+  Lane& lane = impl.lanes[static_cast<size_t>(impl.drawn++ % 2)];
+  lane.drawn = impl.Draw(draws, host_rows, lane);
+  if (!lane.drawn.has_value()) static_cast<void>(impl.stream->Synchronize());
+}
+
+Status Executor::Impl::Draw(std::span<const ListedDraw> draws, std::span<const int32_t> host_rows,
+                            Lane& lane) {
+  const int64_t vocab = model.config().vocab_size;
+  lane.num_draws = std::ssize(draws);
+  lane.num_host_rows = std::ssize(host_rows);
+  const int64_t bytes = ResultBytes(lane.num_draws) + lane.num_host_rows * vocab * 4;
+  if (lane.results.bytes() < bytes) {
+    DI_ASSIGN_OR_RETURN(lane.results, HostBuffer(bytes));
+  }
+  if (!draws.empty()) {
+    std::vector<RowDraw> rows;
+    std::vector<RowEdit> edits;
+    std::vector<int32_t> tokens;
+    std::vector<uint32_t> masks;
+    const auto words = static_cast<size_t>((vocab + 31) / 32);
+    for (const ListedDraw& from : draws) {
+      const RowLists& lists = from.lists;
+      RowDraw& row = rows.emplace_back(from.draw);
+      DI_CHECK(row.logit_row >= 0 && row.logit_row < lane.logits.rows());
+      DI_CHECK(row.slot >= -1 && row.slot < memory.num_slots());
+      const auto append = [](auto& all, const auto& list, int32_t* begin, int32_t* end) {
+        *begin = static_cast<int32_t>(all.size());
+        all.insert(all.end(), list.begin(), list.end());
+        *end = static_cast<int32_t>(all.size());
+      };
+      append(edits, lists.edits, &row.edits_begin, &row.edits_end);
+      append(tokens, lists.excluded, &row.excluded_begin, &row.excluded_end);
+      append(tokens, lists.ends, &row.ends_begin, &row.ends_end);
+      if (!lists.mask.empty()) {
+        DI_CHECK_EQ(lists.mask.size(), words);
+        row.mask = static_cast<int32_t>(masks.size() / words);
+        masks.insert(masks.end(), lists.mask.begin(), lists.mask.end());
+      }
+      if (row.slot >= 0) sampled[static_cast<size_t>(row.slot)] = kSampledOnDevice;
+    }
+    ScratchScope scratch(*stream);
+    SampleRowsArgs args;
+    args.logits = lane.logits;
+    args.sampled = sampled_on_device.View(DType::kI32, {memory.num_slots()});
+    args.out = scratch.Tensor(DType::kU8, {lane.num_draws, sizeof(SampledRow)});
+    StepUpload upload;
+    const auto add = [&upload]<class T>(const std::vector<T>& values, TensorView* target) {
+      constexpr auto kBytes = static_cast<int64_t>(sizeof(T));
+      upload.Add(values.data(), std::ssize(values) * kBytes, DType::kU8,
+                 {std::ssize(values), kBytes}, target);
+    };
+    add(rows, &args.draws);
+    add(edits, &args.edits);
+    upload.Add(tokens, {std::ssize(tokens)}, &args.tokens);
+    const auto words_per_mask = static_cast<int64_t>(words);
+    upload.Add(masks.data(), std::ssize(masks) * 4, DType::kI32,
+               {std::ssize(masks) / words_per_mask, words_per_mask}, &args.masks);
+    DI_RETURN_IF_ERROR(upload.Finish(scratch, &lane.draw_staging, *stream));
+    DI_RETURN_IF_ERROR(SampleRows(args, *stream));
+    DI_RETURN_IF_ERROR(CopyToHostInOrder(args.out, lane.results.data(), *stream));
+  }
+  char* target = static_cast<char*>(lane.results.data()) + ResultBytes(lane.num_draws);
+  for (const int32_t row : host_rows) {
+    DI_RETURN_IF_ERROR(CopyToHostInOrder(lane.logits.Rows(row, row + 1), target, *stream));
+    target += vocab * 4;
+  }
+  if (lane.event == nullptr) return {};
+  return cuda::RecordEvent(lane.event, stream->cuda_stream());
+}
+
+Result<DrawnRows> Executor::FinishStep() {
+  Impl& impl = *impl_;
+  DI_CHECK_LT(impl.finished, impl.drawn);
+  const Lane& lane = impl.lanes[static_cast<size_t>(impl.finished++ % 2)];
+  DI_RETURN_IF_ERROR(lane.drawn);
+  if (lane.event != nullptr) DI_RETURN_IF_ERROR(cuda::SynchronizeEvent(lane.event));
+  const auto* bytes = static_cast<const char*>(lane.results.data());
+  return DrawnRows{
+      .rows = std::span(reinterpret_cast<const SampledRow*>(bytes),
+                        static_cast<size_t>(lane.num_draws)),
+      .logits = std::span(reinterpret_cast<const float*>(bytes + ResultBytes(lane.num_draws)),
+                          static_cast<size_t>(lane.num_host_rows * config().vocab_size))};
+}
+
+Result<Buffer> Executor::Impl::HostBuffer(int64_t bytes) const {
+  if (stream->device().kind == DeviceKind::kCuda) return Buffer::AllocatePinned(bytes);
+  return Buffer::Allocate(Device{}, bytes);
 }
 
 Status Executor::Impl::ValidateRows(const StepChunk& chunk) const {
@@ -281,7 +458,7 @@ Status Executor::Impl::ValidateRows(const StepChunk& chunk) const {
                               chunk.num_rows, chunk.begin, context));
   }
   if (chunk.tokens.empty()) {
-    if (chunk.num_rows != 1 || sampled[static_cast<size_t>(chunk.slot)] < 0) {
+    if (chunk.num_rows != 1 || sampled[static_cast<size_t>(chunk.slot)] == kNothingSampled) {
       return refuse(
           "tokens",
           fmt::format("A chunk of {} rows has no tokens; only a single row can be without, "
@@ -436,7 +613,8 @@ Status Executor::Impl::Validate(const StepPlan& plan) {
   return claimed;
 }
 
-Result<TensorView> Executor::Impl::Run(std::span<const StepChunk> chunks, LayerTrace* trace) {
+Result<TensorView> Executor::Impl::Launch(std::span<const StepChunk> chunks, Lane& lane,
+                                          LayerTrace* trace) {
   const ModelConfig& config = model.config();
   const int64_t real_sequences = std::ssize(chunks);
   const int64_t ngram = config.engram_max_ngram_size;
@@ -458,8 +636,10 @@ Result<TensorView> Executor::Impl::Run(std::span<const StepChunk> chunks, LayerT
     std::vector<int32_t> last_row, sequence, index;
   };
   std::vector<HostEntries> entries(ratios.size());
-  std::vector<int32_t> ids, kept_rows, slots, lookback, logit_rows, block_table, window_table,
-      first_page;
+  std::vector<int32_t> ids, sampled_slots, kept_rows, slots, lookback, logit_rows, block_table,
+      window_table, first_page;
+  // What a graph does must not depend on where tokens are.
+  bool places_tokens = graph;
   int64_t max_blocks = 1;
   int64_t max_pages = 1;
   for (const StepChunk& chunk : chunks) {
@@ -494,6 +674,8 @@ Result<TensorView> Executor::Impl::Run(std::span<const StepChunk> chunks, LayerT
     for (int64_t i = 0; i < chunk.num_rows; ++i) {
       const int64_t position = chunk.begin + i;
       ids.push_back(TokenOf(chunk, i));
+      sampled_slots.push_back(IsOnDevice(chunk) ? chunk.slot : -1);
+      places_tokens = places_tokens || sampled_slots.back() >= 0;
       all.Add(position, s);
       for (int64_t shift = 0; shift < ngram; ++shift) {
         const int32_t id = shift <= i ? TokenOf(chunk, i - shift)
@@ -530,7 +712,9 @@ Result<TensorView> Executor::Impl::Run(std::span<const StepChunk> chunks, LayerT
   ScratchScope scratch(*stream);
   StepUpload upload;
   StepBatch batch;
+  PlaceSampledTokensArgs place;
   upload.Add(ids, {rows}, &batch.token_ids);
+  upload.Add(sampled_slots, {rows}, &place.slots);
   upload.Add(slots, {num_sequences}, &batch.layout.sequence_slot);
   upload.Add(block_table, {num_sequences, max_blocks}, &batch.layout.block_table);
   upload.Add(window_table, {num_sequences, max_pages}, &batch.layout.window_table);
@@ -556,7 +740,11 @@ Result<TensorView> Executor::Impl::Run(std::span<const StepChunk> chunks, LayerT
     upload.Add(entries[r].sequence, {count}, &batch.entries[r].sequence);
     upload.Add(entries[r].index, {count}, &batch.entries[r].index);
   }
-  DI_RETURN_IF_ERROR(upload.Finish(scratch, &staging, *stream));
+  DI_RETURN_IF_ERROR(upload.Finish(scratch, &lane.staging, *stream));
+  place.sampled = sampled_on_device.View(DType::kI32, {memory.num_slots()});
+  place.token_map = token_map_on_device.View(DType::kI32, {std::ssize(token_map)});
+  place.token_ids = batch.token_ids;
+  place.lookback = batch.engram_lookback;
   batch.decoder_layout.sequence_slot = batch.layout.sequence_slot;
   batch.decoder_layout.block_table = batch.layout.block_table;
   batch.decoder_layout.window_table = batch.layout.window_table;
@@ -571,20 +759,17 @@ Result<TensorView> Executor::Impl::Run(std::span<const StepChunk> chunks, LayerT
     DI_ASSIGN_OR_RETURN(logits, Buffer::Allocate(stream->device(), logit_bytes));
   }
   const TensorView logit_view = logits.View(DType::kF32, {num_logits, config.vocab_size});
+  const auto forward = [&]() -> Status {
+    if (places_tokens) DI_RETURN_IF_ERROR(PlaceSampledTokens(place, *stream));
+    return model.Forward(batch, caches, logit_view, trace, *stream);
+  };
   if (graph) {
     const StepGraphs::Shape shape{.rows = rows, .blocks = max_blocks, .pages = max_pages};
-    DI_RETURN_IF_ERROR(graphs->Run(shape, *stream, [&] {
-      return model.Forward(batch, caches, logit_view, nullptr, *stream);
-    }));
+    DI_RETURN_IF_ERROR(graphs->Run(shape, *stream, forward));
   } else {
-    DI_RETURN_IF_ERROR(model.Forward(batch, caches, logit_view, trace, *stream));
+    DI_RETURN_IF_ERROR(forward());
   }
-  if (stream->device().kind == DeviceKind::kCpu) return logit_view;
-  if (host_logits.bytes() < logit_bytes) {
-    DI_ASSIGN_OR_RETURN(host_logits, Buffer::AllocatePinned(logit_bytes));
-  }
-  DI_RETURN_IF_ERROR(CopyToHost(logit_view.Rows(0, real_logits), host_logits.data(), *stream));
-  return host_logits.View(DType::kF32, {real_logits, config.vocab_size});
+  return logit_view.Rows(0, real_logits);
 }
 
 bool Executor::Impl::IsDecodingStep(std::span<const StepChunk> chunks) const {

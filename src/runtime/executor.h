@@ -6,6 +6,8 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
+#include <span>
 #include <string>
 
 #include "base/cpu_features.h"
@@ -15,6 +17,7 @@
 #include "model/layer_trace.h"
 #include "model/model_weights.h"
 #include "ops/numerics.h"
+#include "ops/sample_rows/sample_row.h"
 #include "runtime/memory_plan.h"
 #include "state/cache_memory.h"
 #include "state/step_plan.h"
@@ -33,9 +36,11 @@ struct ExecutorOptions {
   std::string model_dir;
   Device device;  // runtime/device_choice.h
   // Of a GPU: where the Engram tables are, and whether decoding steps are replayed from recorded
-  // graphs. Neither changes a bit of the results.
+  // graphs. Of any device: whether tokens are drawn where the logits are, so that the host is one
+  // step behind; absent: on a GPU. None of them changes a bit of the results.
   TableMemory engram_memory = TableMemory::kPinnedHost;
   bool use_graphs = true;
+  std::optional<bool> draw_on_device;
   Numerics numerics = Numerics::kProduction;
   int num_threads = 0;         // 0: one per core this process may use; host work only on a GPU
   int64_t max_sequences = 64;  // sequence slots
@@ -84,6 +89,18 @@ class Executor {
   // of a row depend on its own sequence only. Errors: kInvalidArgument (ids, positions or units
   // that do not fit), kDataLoss (an image); then no byte of state has changed. `trace` may be null.
   Result<TensorView> Step(const StepPlan& plan, LayerTrace* trace = nullptr);
+
+  // The same in three parts, so that a step can be in the stream before the tokens of the one in
+  // front of it have reached the host. BeginStep puts the rows into the stream; a chunk without
+  // tokens runs what DrawStep drew last for its slot. DrawStep, after each BeginStep, puts draws
+  // behind them, and takes the logits of `host_rows` to the host as well. FinishStep waits for the
+  // oldest drawn step; its results are valid until the next one. In a draw, `logit_row` counts the
+  // step's logit rows, and `slot` is a slot or -1. A step may be begun while one is drawn and not
+  // finished. On a CPU each part runs at once. Errors: of BeginStep those of Step, and then the
+  // step is not drawn; of FinishStep what could not be drawn, and what has failed on the device.
+  Status BeginStep(const StepPlan& plan);
+  void DrawStep(std::span<const ListedDraw> draws, std::span<const int32_t> host_rows);
+  Result<DrawnRows> FinishStep();
 
   // Records the token that was sampled last for a slot: what a chunk without tokens runs.
   void SetSampledToken(int32_t slot, int32_t token);

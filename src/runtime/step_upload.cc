@@ -7,12 +7,12 @@
 
 namespace deepinfer {
 
-void StepUpload::Add(const std::vector<int32_t>& values, std::initializer_list<int64_t> shape,
-                     TensorView* target) {
-  const TensorView view(static_cast<void*>(nullptr), DType::kI32, shape);
-  DI_CHECK_EQ(view.num_elements(), std::ssize(values));
-  items_.push_back({&values, view, target, bytes_});
-  bytes_ += RoundUpScratch(view.num_elements() * 4);
+void StepUpload::Add(const void* data, int64_t bytes, DType dtype,
+                     std::initializer_list<int64_t> shape, TensorView* target) {
+  const TensorView view(static_cast<void*>(nullptr), dtype, shape);
+  DI_CHECK_EQ(view.num_elements() * DTypeBytes(dtype), bytes);
+  items_.push_back({data, bytes, view, target, bytes_});
+  bytes_ += RoundUpScratch(bytes);
 }
 
 Status StepUpload::Finish(ScratchScope& scope, Buffer* staging, Stream& stream) {
@@ -25,13 +25,13 @@ Status StepUpload::Finish(ScratchScope& scope, Buffer* staging, Stream& stream) 
   }
   char* host = device ? static_cast<char*>(staging->data()) : base;
   for (const Item& item : items_) {
-    if (!item.values->empty())
-      std::memcpy(host + item.offset, item.values->data(), item.values->size() * 4);
+    if (item.bytes > 0) std::memcpy(host + item.offset, item.data, static_cast<size_t>(item.bytes));
     void* data = base + item.offset;
-    *item.target = item.shape.rank() == 1
-                       ? TensorView(data, DType::kI32, {item.shape.dim(0)}, stream.device())
-                       : TensorView(data, DType::kI32, {item.shape.dim(0), item.shape.dim(1)},
-                                    stream.device());
+    const DType dtype = item.shape.dtype();
+    *item.target =
+        item.shape.rank() == 1
+            ? TensorView(data, dtype, {item.shape.dim(0)}, stream.device())
+            : TensorView(data, dtype, {item.shape.dim(0), item.shape.dim(1)}, stream.device());
   }
   if (!device || bytes_ == 0) return {};
   return CopyToDevice(host, TensorView(base, DType::kU8, {bytes_}, stream.device()), stream);

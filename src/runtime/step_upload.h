@@ -1,5 +1,5 @@
-// The index arrays of a step on their way to the device: collected on the host, moved with one
-// copy.
+// The arrays of a step, or of its draws, on their way to the device: collected on the host, moved
+// with one copy.
 #pragma once
 
 #include <cstdint>
@@ -18,6 +18,10 @@ class StepUpload {
   // Plans an array: `target` becomes a view of `shape` when Finish has run; both pointers must live
   // until then.
   void Add(const std::vector<int32_t>& values, std::initializer_list<int64_t> shape,
+           TensorView* target) {
+    Add(values.data(), std::ssize(values) * 4, DType::kI32, shape, target);
+  }
+  void Add(const void* data, int64_t bytes, DType dtype, std::initializer_list<int64_t> shape,
            TensorView* target);
   // Bytes that Finish will take from its scope.
   int64_t bytes() const {
@@ -30,7 +34,8 @@ class StepUpload {
 
  private:
   struct Item {
-    const std::vector<int32_t>* values;
+    const void* data;
+    int64_t bytes;
     TensorView shape;  // without memory
     TensorView* target;
     int64_t offset;

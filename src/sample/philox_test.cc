@@ -6,7 +6,7 @@
 #include <random>
 #include <set>
 
-#include "sample/exponential.h"
+#include "ops/sample_rows/exponential.h"
 
 namespace deepinfer {
 namespace {

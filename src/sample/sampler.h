@@ -8,25 +8,19 @@
 #include <memory>
 #include <span>
 #include <unordered_map>
-#include <unordered_set>
 #include <vector>
 
 #include "base/error.h"
 #include "deepinfer/request_output.h"
 #include "deepinfer/sampling_params.h"
+#include "ops/sample_rows/sample_row.h"
 #include "sample/token_constraint.h"
 
 namespace deepinfer {
 
-// Work space shared by all sequences that one thread samples; holds no state between calls.
-struct SamplerScratch {
-  std::vector<float> logits;
-  std::vector<uint64_t> masses;  // fixed point
-  std::vector<uint64_t> keys;    // sortable (logit, id)
-};
-
 struct SampledToken {
   int32_t token_id = 0;
+  bool ends = false;       // among the tokens that end the sequence
   TokenLogprobs logprobs;  // empty unless params.logprobs
 };
 
@@ -36,10 +30,32 @@ struct DrawMask {
   std::span<const uint32_t> bits;  // of kMasked; as TokenConstraint::FillMask writes them
 };
 
-// Log-probability, rank and the `num_top` best tokens of a row, in double precision, summed in a
-// fixed order. `token_id` must be in range. A row with NaN or +infinity gives kInternal.
+// One draw of one sequence in the form that devices take, with the lists that `lists` points to.
+// Reused from draw to draw.
+struct PreparedDraw {
+  RowDraw draw;  // without ranges, row and slot
+  RowLists lists;
+  int64_t num_top = 0;  // best tokens to report beside the drawn one
+  int64_t vocab_size = 0;
+  DrawMask constraint;
+  std::vector<int32_t> excluded;
+  std::vector<uint32_t> mask;  // where two masks meet
+};
+
+// Work space shared by all sequences that one thread samples; holds no state between calls.
+struct SamplerScratch {
+  RowScratch row;
+  PreparedDraw prepared;
+};
+
+// Log-probability, rank and the `num_top` best tokens of a row, in double precision. `token_id`
+// must be in range. A row with NaN or +infinity gives kInternal.
 Result<TokenLogprobs> RowLogprobs(std::span<const float> logits, int32_t token_id, int64_t num_top,
                                   SamplerScratch& scratch);
+// The same without best tokens where a device draws: what it must be asked, and what its answer
+// means.
+RowDraw GivenTokenDraw(int32_t token_id);
+Result<TokenLogprobs> GivenTokenLogprobs(const SampledRow& row);
 
 class SequenceSampler {
  public:
@@ -58,6 +74,12 @@ class SequenceSampler {
   // thread that draws: all accepted tokens happen before, and the draw after.
   DrawMask FillMask(std::span<uint32_t> buffer);
 
+  // The next draw in the form that devices take. `mask` and the sampler must stay as they are until
+  // it has been drawn. Errors: those of Sample that need no row.
+  Status Prepare(int64_t vocab_size, const DrawMask& mask, PreparedDraw* prepared) const;
+  // What a device has drawn for it. Errors: those of Sample. Without best tokens.
+  Result<SampledToken> Complete(const PreparedDraw& prepared, const SampledRow& row) const;
+
   // The token at `position` = prompt length + number of accepted tokens. With a constraint, `mask`
   // is what FillMask has returned since the last Accept. Errors: kInternal when the row has NaN or
   // +infinity, kInvalidArgument when every token is excluded; the field is "structured_output" when
@@ -72,18 +94,21 @@ class SequenceSampler {
   void ReserveOutput(int64_t tokens);
 
  private:
-  bool ChangesLogits(const DrawMask& mask) const;
-  void ApplyMasks(std::span<float> logits, const DrawMask& mask) const;
-  Error NothingLeft(size_t vocab_size, const DrawMask& mask) const;
-  void ApplyPenalties(std::span<float> logits) const;
+  RowEdit& EditOf(int32_t token_id);
+  // The excluded tokens of the next draw, into `excluded`.
+  void ListExcluded(std::vector<int32_t>* excluded) const;
+  Error NothingLeft(const PreparedDraw& prepared) const;
 
   const SamplingParams& params_;
   uint64_t seed_;
   int64_t prompt_tokens_;
-  std::unordered_set<int32_t> prompt_ids_;  // filled only when repetition_penalty is used
   std::vector<std::vector<int32_t>> bad_words_;
   std::vector<int32_t> end_ids_;
   std::vector<int32_t> output_;
+  std::vector<uint32_t> allowed_bits_;  // of params.allowed_token_ids; empty without
+  // Biases and penalties as they apply to the next draw, each token once.
+  std::vector<RowEdit> edits_;
+  std::unordered_map<int32_t, size_t> edit_of_;  // token -> its place in edits_
   bool counts_outputs_ = false;
   std::unordered_map<int32_t, int64_t> output_counts_;  // filled only when a penalty is used
   std::unique_ptr<TokenConstraint> constraint_;         // may be null

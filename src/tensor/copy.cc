@@ -14,14 +14,18 @@ size_t Bytes(const TensorView& view) {
 
 }  // namespace
 
-Status CopyToHost(const TensorView& source, void* target, Stream& stream) {
+Status CopyToHostInOrder(const TensorView& source, void* target, Stream& stream) {
   if (stream.device().kind == DeviceKind::kCuda) {
-    DI_RETURN_IF_ERROR(cuda::CopyToHost(source.data(), target, static_cast<int64_t>(Bytes(source)),
-                                        stream.cuda_stream()));
-    return cuda::Synchronize(stream.cuda_stream());
+    return cuda::CopyToHost(source.data(), target, static_cast<int64_t>(Bytes(source)),
+                            stream.cuda_stream());
   }
   if (source.num_elements() > 0) std::memcpy(target, source.data(), Bytes(source));
   return {};
+}
+
+Status CopyToHost(const TensorView& source, void* target, Stream& stream) {
+  DI_RETURN_IF_ERROR(CopyToHostInOrder(source, target, stream));
+  return stream.Synchronize();
 }
 
 Status CopyOnDevice(const TensorView& source, const TensorView& target, Stream& stream) {

@@ -10,6 +10,9 @@ namespace deepinfer {
 
 // Copies a contiguous view's bytes to host memory that can hold them, and waits for it.
 Status CopyToHost(const TensorView& source, void* target, Stream& stream);
+// The same without waiting: the bytes are there when the stream has come that far. The target is
+// page-locked memory where the source is on a GPU.
+Status CopyToHostInOrder(const TensorView& source, void* target, Stream& stream);
 // Copies host bytes into a contiguous view. The source may be changed afterwards unless it is
 // page-locked memory (Buffer::AllocatePinned): a GPU reads that later, in the stream's order.
 Status CopyToDevice(const void* source, const TensorView& target, Stream& stream);

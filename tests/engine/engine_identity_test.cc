@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "engine/engine.h"
@@ -21,7 +22,9 @@ struct LoadedModel {
   Tokenizer tokenizer;
   std::unique_ptr<Executor> executor;
 
-  static LoadedModel Load(const std::string& folder, int64_t cache_tokens = 16384) {
+  static LoadedModel Load(const std::string& folder, int64_t cache_tokens = 16384,
+                          std::optional<bool> draw_on_device = std::nullopt,
+                          bool use_graphs = true) {
     const std::string dir = std::string(DI_TEST_DATA_DIR) + "/model/" + folder + "/checkpoint";
     ExecutorOptions options;
     options.model_dir = dir;
@@ -30,6 +33,8 @@ struct LoadedModel {
     options.num_threads = 1;  // other tests run beside it; threads are identity_test's matter
     options.cache_tokens = cache_tokens;
     options.replay = ReplayMode::kCompact;
+    options.draw_on_device = draw_on_device;
+    options.use_graphs = use_graphs;
     auto executor = Executor::Create(options);
     EXPECT_TRUE(executor.has_value()) << executor.error().message;
     return {*Tokenizer::Load(dir + "/tokenizer.json"), std::move(*executor)};
@@ -50,8 +55,8 @@ EngineOptions BaseOptions() {
 
 // {alone, batch} x {whole, chunks of 1, 7, 128} x {cold, prefix cache} x {sync, async} x {no
 // preemption, forced recomputation, forced saving}.
-void EveryCombination(const std::string& folder, int64_t num_requests) {
-  LoadedModel model = LoadedModel::Load(folder);
+void EveryCombination(const std::string& folder, int64_t num_requests, bool draw_on_device) {
+  LoadedModel model = LoadedModel::Load(folder, 16384, draw_on_device);
   ExecutorBackend backend(*model.executor);
   SelfcheckOptions options;
   options.num_requests = num_requests;
@@ -68,11 +73,64 @@ void EveryCombination(const std::string& folder, int64_t num_requests) {
 }
 
 TEST(EngineIdentity, EveryCombinationGivesThePlainTokensModelTwo) {
-  EveryCombination("two", 6);
+  EveryCombination("two", 6, /*draw_on_device=*/false);
 }
 
 TEST(EngineIdentity, EveryCombinationGivesThePlainTokensModelThree) {
-  EveryCombination("three", 6);
+  EveryCombination("three", 6, /*draw_on_device=*/true);
+}
+
+// Where tokens are drawn, and how decoding steps are launched, changes no bit: the requests
+// together, in every way, against the host drawing from eager steps.
+TEST(EngineIdentity, DrawingOnTheDeviceAndGraphsGiveThePlainTokens) {
+  SelfcheckOptions mixed;
+  mixed.num_requests = 48;
+  mixed.max_prompt_tokens = kBlockTokens + 9;
+  mixed.max_output_tokens = 12;
+  std::vector<EngineRequest> requests;
+  std::vector<RequestOutput> plain;
+  for (const bool draw_on_device : {false, true}) {
+    for (const bool use_graphs : {false, true}) {
+      LoadedModel model = LoadedModel::Load("two", 16384, draw_on_device, use_graphs);
+      ExecutorBackend backend(*model.executor);
+      ASSERT_EQ(backend.draws_tokens(), draw_on_device);
+      if (requests.empty()) {
+        requests = SelfcheckRequests(mixed, backend.vocab_size(), backend.capacity().window_tokens,
+                                     BaseOptions().max_model_len, /*structured=*/true);
+        // Everything that changes a draw.
+        for (size_t i = 0; i < requests.size(); ++i) {
+          SamplingParams& params = requests[i].params;
+          if (i % 3 == 1) params.repetition_penalty = 1.2;
+          if (i % 5 == 1) params.frequency_penalty = 0.4;
+          if (i % 5 == 2) params.logit_bias = {{7, 3.0}, {300, -100.0}};
+          if (i % 7 == 3) params.top_k = 9;
+          if (i % 4 == 3) params.top_p = 0.7;
+          if (i % 6 == 5) params.min_p = 0.05;
+          if (i % 8 == 4) params.logprobs_mode = LogprobsMode::kProcessed;
+          if (i % 9 == 4) params.min_tokens = 3;
+          if (i % 9 == 5) params.logprobs = 5;
+          if (i % 11 == 6) params.prompt_logprobs = i % 2;
+        }
+        plain = RunVariant(backend, model.tokenizer, BaseOptions(), {}, requests).outputs;
+      }
+      for (const bool async : {false, true}) {
+        for (const int64_t preempt_every : {0, 5}) {
+          const SelfcheckVariant variant{.batched = true,
+                                         .chunk_tokens = 31,
+                                         .prefix_cache = preempt_every > 0,
+                                         .async_scheduling = async,
+                                         .preempt_every = preempt_every};
+          const VariantRun run =
+              RunVariant(backend, model.tokenizer, BaseOptions(), variant, requests);
+          const auto difference = FindDifference(plain, run.outputs);
+          ASSERT_FALSE(difference.has_value())
+              << variant.Name() << ", drawn on the " << (draw_on_device ? "device" : "host") << ", "
+              << (use_graphs ? "graphs" : "eager") << ", request " << difference->request
+              << ", position " << difference->position << ": " << difference->what;
+        }
+      }
+    }
+  }
 }
 
 // The half of the table in which requests share steps, with 64 of them.

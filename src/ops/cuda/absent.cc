@@ -14,6 +14,7 @@
 #include "ops/quantize/quantize_impl.h"
 #include "ops/rms_norm/rms_norm_impl.h"
 #include "ops/rope/rope_impl.h"
+#include "ops/sample_rows/sample_rows_impl.h"
 #include "ops/sparse_attention/sparse_attention_impl.h"
 
 namespace deepinfer::cuda {
@@ -35,6 +36,12 @@ Status WriteEntries(const WriteEntriesArgs&, Stream&) {
   return Absent();
 }
 Status CompressPairs(const CompressPairsArgs&, Stream&) {
+  return Absent();
+}
+Status SampleRows(const SampleRowsArgs&, Stream&) {
+  return Absent();
+}
+Status PlaceSampledTokens(const PlaceSampledTokensArgs&, Stream&) {
   return Absent();
 }
 Status Embedding(const EmbeddingArgs&, Stream&) {

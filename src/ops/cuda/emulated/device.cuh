@@ -230,6 +230,15 @@ inline float4 LoadClusterFloat4(const float* shared, uint32_t rank) {
   return *static_cast<const float4*>(emulated::ClusterPeer(shared, rank));
 }
 
+inline uint32_t LoadClusterWord(const uint32_t* shared, uint32_t rank) {
+  emulated::CheckAligned(shared, 4, "LoadClusterWord");
+  return *static_cast<const uint32_t*>(emulated::ClusterPeer(shared, rank));
+}
+inline uint64_t LoadClusterLong(const uint64_t* shared, uint32_t rank) {
+  emulated::CheckAligned(shared, 8, "LoadClusterLong");
+  return *static_cast<const uint64_t*>(emulated::ClusterPeer(shared, rank));
+}
+
 // ---- Matrix instructions of a warp --------------------------------------------------------------
 
 inline void LoadMatrix4(uint32_t (&r)[4], const void* shared) {

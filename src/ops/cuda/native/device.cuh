@@ -364,8 +364,8 @@ __device__ inline void StoreClusterFloat(float* shared, uint32_t rank, float val
       "r"(rank), "f"(value)
       : "memory");
 }
-// Reads a float (four floats) at the same place in the shared memory of another block of the
-// cluster.
+// Reads a float (four floats, an integer) at the same place in the shared memory of another block
+// of the cluster.
 __device__ inline float LoadClusterFloat(const float* shared, uint32_t rank) {
   float v;
   asm volatile(
@@ -388,6 +388,33 @@ __device__ inline float4 LoadClusterFloat4(const float* shared, uint32_t rank) {
       "ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [remote];\n"
       "}\n"
       : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
+      : "r"(SharedAddress(shared)), "r"(rank)
+      : "memory");
+  return v;
+}
+
+__device__ inline uint32_t LoadClusterWord(const uint32_t* shared, uint32_t rank) {
+  uint32_t v;
+  asm volatile(
+      "{\n"
+      ".reg .b32 remote;\n"
+      "mapa.shared::cluster.u32 remote, %1, %2;\n"
+      "ld.shared::cluster.u32 %0, [remote];\n"
+      "}\n"
+      : "=r"(v)
+      : "r"(SharedAddress(shared)), "r"(rank)
+      : "memory");
+  return v;
+}
+__device__ inline uint64_t LoadClusterLong(const uint64_t* shared, uint32_t rank) {
+  uint64_t v;
+  asm volatile(
+      "{\n"
+      ".reg .b32 remote;\n"
+      "mapa.shared::cluster.u32 remote, %1, %2;\n"
+      "ld.shared::cluster.u64 %0, [remote];\n"
+      "}\n"
+      : "=l"(v)
       : "r"(SharedAddress(shared)), "r"(rank)
       : "memory");
   return v;

@@ -1,5 +1,6 @@
 // exp(x) for x <= 0 with the same bits on every machine: the C library picks variants by processor,
-// and a sampled token must not depend on that.
+// and a sampled token must not depend on that. Kernels use it as well (constant expressions may run
+// on a device), so it holds on GPUs too.
 #pragma once
 
 #include <bit>
@@ -9,7 +10,7 @@ namespace deepinfer {
 
 // Relative error below 1e-15; x below -700 counts as -700 (1e-304). x must not be NaN or positive.
 // Free of branches and of conversions to integers, so that loops over it can use vector registers.
-inline double ExpNonPositive(double x) {
+constexpr double ExpNonPositive(double x) {
   x = x < -700.0 ? -700.0 : x;
   // x = k ln 2 + r with |r| <= ln(2) / 2. Adding and subtracting 1.5 * 2^52 rounds to the nearest
   // integer. ln 2 is split so that k times its upper part (32 bits) is exact.
