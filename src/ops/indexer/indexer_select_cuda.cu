@@ -379,8 +379,8 @@ __device__ inline int KeepCandidates(const Values& values, const Undecided& unde
 // histogram is there. Writes the chosen indices in ascending order to memory.chosen.
 // Not inlined: the usual way is one copy for all selections of the kernel.
 template <class ForEach>
-__device__ __noinline__ void Decide(int n, Undecided undecided, ForEach for_each,
-                                    SelectionMemory memory) {
+[[gnu::noinline]] __device__ void Decide(int n, Undecided undecided, ForEach for_each,
+                                         SelectionMemory memory) {
   SelectionScratch& scratch = *memory.scratch;
   const int thread = static_cast<int>(threadIdx.x);
   const int lane = LaneId();
@@ -536,8 +536,8 @@ __device__ inline void SelectCandidates(const IndexerProblem& problem, int row, 
 
 // `n` of the row's positions are visible.
 template <bool kListed>
-__device__ __noinline__ void SelectPositions(const IndexerProblem& problem, int row, int n,
-                                             SelectionMemory memory) {
+[[gnu::noinline]] __device__ void SelectPositions(const IndexerProblem& problem, int row, int n,
+                                                  SelectionMemory memory) {
   const int thread = static_cast<int>(threadIdx.x);
   const int64_t wave_row = row - problem.row_begin;
   int32_t* out = problem.selected + row * problem.selected_stride;
