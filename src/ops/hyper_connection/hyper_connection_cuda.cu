@@ -1,7 +1,7 @@
 // Hyper-connections on a GPU. Everything between two sub-layers is one operation: the expand of the
-// previous output, the mix of the new streams, the collapse with its RMSNorm and Q8 copy. This is the
-// kernel for up to kClusterRows rows, one launch; hyper_connection_many_rows.cu has those for more,
-// hyper_connection_cuda.cuh what both share.
+// previous output, the mix of the new streams, the collapse with its RMSNorm and Q8 copy. This is
+// the kernel for up to kClusterRows rows, one launch; hyper_connection_many_rows.cu has those for
+// more, hyper_connection_cuda.cuh what both share.
 //
 // Cost per row (hidden 5120): 102.4 KB of memory traffic (x and 4 streams in, 4 streams and two
 // outputs out), 0.98 MFLOP of products with fn, which is 1.97 MB of fp32. Many rows are bound by

@@ -39,7 +39,7 @@ constexpr int kBinBits = 11;
 constexpr int kBins = 1 << kBinBits;
 constexpr int kBinsPerThread = kBins / kThreads;
 constexpr int kThreadGroups = 8;  // four components of two kinds of vectors
-constexpr int kVectorsUnderWay = 8;
+constexpr int kVectorsUnderWay = 4;
 constexpr int kMaxTopK = kThreadGroups * kThreads;  // groups are at least as many
 constexpr int kWarpList = 512;                      // values that a warp keeps
 constexpr int kMaxMembers = 256;                    // of a bin, that are ranked one by one
@@ -379,8 +379,8 @@ __device__ inline int KeepCandidates(const Values& values, const Undecided& unde
 // histogram is there. Writes the chosen indices in ascending order to memory.chosen.
 // Not inlined: the usual way is one copy for all selections of the kernel.
 template <class ForEach>
-__device__ __noinline__ void Decide(int n, Undecided undecided, ForEach for_each,
-                                    SelectionMemory memory) {
+[[gnu::noinline]] __device__ void Decide(int n, Undecided undecided, ForEach for_each,
+                                         SelectionMemory memory) {
   SelectionScratch& scratch = *memory.scratch;
   const int thread = static_cast<int>(threadIdx.x);
   const int lane = LaneId();
@@ -536,8 +536,8 @@ __device__ inline void SelectCandidates(const IndexerProblem& problem, int row, 
 
 // `n` of the row's positions are visible.
 template <bool kListed>
-__device__ __noinline__ void SelectPositions(const IndexerProblem& problem, int row, int n,
-                                             SelectionMemory memory) {
+[[gnu::noinline]] __device__ void SelectPositions(const IndexerProblem& problem, int row, int n,
+                                                  SelectionMemory memory) {
   const int thread = static_cast<int>(threadIdx.x);
   const int64_t wave_row = row - problem.row_begin;
   int32_t* out = problem.selected + row * problem.selected_stride;

@@ -24,7 +24,6 @@
 #define __grid_constant__
 #define __launch_bounds__(...)
 #define __forceinline__ inline __attribute__((always_inline))
-#define __noinline__ __attribute__((noinline))
 #define __align__(bytes) __attribute__((aligned(bytes)))
 // A block runs on one thread of the host, and blocks that run together on a thread each.
 #define __shared__ static thread_local
