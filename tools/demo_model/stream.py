@@ -25,7 +25,7 @@ from .chat_encoding import Segment, segments
 from .example import Example
 from .special_tokens import PAD
 from .split import Split
-from .tasks import SKILLS, TASKS, Task
+from .tasks import SKILLS, draw
 
 _BATCH = 32  # examples that are tokenized together
 
@@ -52,6 +52,7 @@ MIXTURES: dict[str, tuple[Part, ...]] = {
         Part("small_talk", 1.5, 200, 200),
         Part("free_text", 0.7, 64, 400),
         Part("records", 1.0, 100, 400),
+        Part("dialogue", 1.5, 300, 900),
     ),
     "long": (
         Part("arithmetic", 5.0, 200, 200),
@@ -64,6 +65,7 @@ MIXTURES: dict[str, tuple[Part, ...]] = {
         Part("small_talk", 1.5, 200, 200),
         Part("free_text", 0.7, 64, 400),
         Part("records", 1.0, 100, 400),
+        Part("dialogue", 1.5, 300, 900),
     ),
 }
 
@@ -124,8 +126,7 @@ class ExampleStream:
         budget = part.shortest
         if part.longest > part.shortest:
             budget = int(part.shortest * (part.longest / part.shortest) ** rng.random())
-        task: Task = TASKS[part.task]
-        return task(rng, budget, self._split)
+        return draw(part.task, rng, budget, self._split)
 
     def __iter__(self) -> Iterator[Encoded]:
         while True:

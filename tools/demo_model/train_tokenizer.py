@@ -30,7 +30,7 @@ from .bpe_training import train_merges
 from .chat_encoding import segments
 from .special_tokens import FIRST, LAST
 from .split import Split
-from .tasks import TASKS, Task
+from .tasks import TASKS, draw
 
 VOCAB_SIZE = 3072
 SPACED_WORDS = 256
@@ -88,14 +88,14 @@ def piece_counts(texts: Counter[str]) -> Counter[str]:
     return pieces
 
 
-def corpus(task: Task, seed: int, examples: int) -> Counter[str]:
+def corpus(task: str, seed: int, examples: int) -> Counter[str]:
     """Texts between special tokens."""
     special = re.compile("|".join(map(re.escape, (*FIRST, *(name for name, _ in LAST)))))
     texts: Counter[str] = Counter()
     split = Split("train")
     rng = Random(seed)
     for _ in range(examples):
-        example = task(rng, 768, split)
+        example = draw(task, rng, 768, split)
         # Random identifiers have no words.
         hidden = example.expected if example.skill in ("copy", "reverse") else None
         for segment in segments(example):
@@ -206,8 +206,8 @@ def main() -> None:
     parser.add_argument("--context", type=int, default=16384, help="the model's longest context")
     arguments = parser.parse_args()
     vocabulary = Vocabulary()
-    for i, (name, task) in enumerate(TASKS.items()):
-        texts = corpus(task, arguments.seed * 1000 + i, arguments.examples_per_task)
+    for i, name in enumerate(TASKS):
+        texts = corpus(name, arguments.seed * 1000 + i, arguments.examples_per_task)
         vocabulary.add(piece_counts(texts), _WEIGHTS.get(name, 1.0))
     merges = merges_of(vocabulary, VOCAB_SIZE - len(FIRST) - 256 - len(LAST))
     arguments.output.mkdir(parents=True, exist_ok=True)

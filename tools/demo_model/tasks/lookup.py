@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import string
 from random import Random
+from typing import NamedTuple
 
 from ..example import Example, answer, user
 from ..split import Split
 from ..words import CITIES, FIRST_NAMES, ITEMS, KEY_HEADS, KEY_TAILS, LAST_NAMES
+
+SKILL = "lookup"
 
 _NOUNS = tuple(one for one, _ in ITEMS)
 
@@ -20,9 +23,9 @@ _NOUNS = tuple(one for one, _ in ITEMS)
 # answer)
 _FORMS = (
     ("{}: {}", 3, ": "),
-    ("{} = {}", 4, " = "),
+    ("{} = {}", 3, " = "),
     ("{},{}", 2, ","),
-    ("| {} | {} |", 8, ": "),
+    ("| {} | {} |", 5, ": "),
     ("- {}: {}", 5, ": "),
 )
 _FORM_WEIGHTS = (5, 2, 1, 1, 1)
@@ -69,44 +72,67 @@ _VALUE_WEIGHTS = (5, 2, 1, 2)
 _AROUND = 60  # tokens of the conversation beside the table and further questions
 
 
-def _lines_for(budget: int, line_tokens: int) -> int:
-    return max(3, (budget - _AROUND) // line_tokens)
+class Table(NamedTuple):
+    text: str  # all lines
+    values: dict[str, str]  # by key, in the order of the lines
+    askable: list[str]  # keys that belong to the split
+    between: str  # what stands between key and value in an answer
+    key_tokens: int
+
+    def answer(self, key: str, only: bool) -> str:
+        return self.values[key] if only else key + self.between + self.values[key]
 
 
-def _build(rng: Random, budget: int, split: Split, questions: int) -> Example:
+def draw_table(rng: Random, budget: int, split: Split, questions: int) -> Table:
+    """A table for a conversation that takes about `budget` tokens and asks for `questions` keys."""
     make_key, key_tokens = rng.choices(_KEYS, _KEY_WEIGHTS)[0]
     make_value, value_tokens = rng.choices(_VALUES, _VALUE_WEIGHTS)[0]
     form, form_tokens, between = rng.choices(_FORMS, _FORM_WEIGHTS)[0]
     turn_tokens = 14 + 2 * key_tokens + value_tokens
-    lines = _lines_for(budget - questions * turn_tokens, key_tokens + value_tokens + form_tokens)
+    room = budget - _AROUND - (questions - 1) * turn_tokens
+    lines = max(3, room // (key_tokens + value_tokens + form_tokens))
 
-    asked: dict[str, None] = {}
-    while len(asked) < min(questions, lines):
-        asked[split.draw(lambda: make_key(rng), "lookup {}".format)] = None
-    keys = dict.fromkeys(asked)
+    askable: dict[str, None] = {}
+    while len(askable) < min(questions, lines):
+        askable[split.draw(lambda: make_key(rng), "lookup {}".format)] = None
+    keys = dict.fromkeys(askable)
     while len(keys) < lines:
         keys[make_key(rng)] = None
     order = list(keys)
     rng.shuffle(order)
     values = {key: make_value(rng) for key in order}
-    table = "\n".join([form.format(key, values[key]) for key in order])
+    text = "\n".join([form.format(key, value) for key, value in values.items()])
+    return Table(text, values, list(askable), between, key_tokens)
 
+
+def question_about(rng: Random, key: str, only: bool) -> str:
+    return rng.choice(_ONLY if only else _FULL).format(key)
+
+
+def introduction(rng: Random) -> str:
+    return rng.choice(_INTRODUCTIONS)
+
+
+def wants_value_only(rng: Random) -> bool:
+    return rng.random() < 0.3
+
+
+def _build(rng: Random, budget: int, split: Split, questions: int) -> Example:
+    table = draw_table(rng, budget, split, questions)
+    only = wants_value_only(rng)
     thinking = questions == 1 and rng.random() < 0.2
-    only = rng.random() < 0.3
     messages = []
     said = ""
-    for key in asked:
-        said = values[key] if only else key + between + values[key]
+    for key in table.askable:
+        said = table.answer(key, only)
         if not messages:
-            question = rng.choice(_ONLY if only else _FULL).format(key)
-            introduction = rng.choice(_INTRODUCTIONS)
-            text = f"{introduction}\n\n{table}\n\n{question}"
+            text = f"{introduction(rng)}\n\n{table.text}\n\n{question_about(rng, key, only)}"
             messages = [user(text)]
         else:
             messages.append(user(rng.choice(_AGAIN).format(key)))
         messages.append(answer(said, f"I look for {key} in the table." if thinking else ""))
-    return Example("lookup", messages, thinking=thinking, expected=said, scorer="trimmed",
-                   difficulty=f"{key_tokens}-token key")
+    return Example(SKILL, messages, thinking=thinking, expected=said, scorer="trimmed",
+                   difficulty=f"{table.key_tokens}-token key")
 
 
 def generate(rng: Random, length_budget: int, split: Split) -> Example:

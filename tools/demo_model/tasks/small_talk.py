@@ -94,10 +94,6 @@ _REMEMBERED = (
      ("What is my favorite color?", "Which color do I like?"), "Your favorite color is {}.", COLORS),
 )
 
-_SYSTEM = ("Be brief.", "You are a helpful assistant.", "Answer politely.", "Be friendly.",
-           "You are a small model.")
-
-
 def _holed(rng: Random, split: Split) -> tuple[str, str]:
     def draw() -> tuple[int, int, str]:
         kind = rng.randrange(len(_WITH_WORD))
@@ -151,7 +147,5 @@ def generate(rng: Random, length_budget: int, split: Split) -> Example:
         difficulty = "single" if len(messages) == 2 else "several"
     if thinking:
         messages[-1] = answer(said, "The user talks to me. I answer politely.")
-    if rng.random() < 0.3:
-        messages.insert(0, {"role": "system", "content": rng.choice(_SYSTEM)})
     return Example(SKILL, messages, thinking=thinking, expected=said, scorer="trimmed",
                    difficulty=difficulty)
