@@ -409,12 +409,9 @@ TEST_F(SparseAttentionCudaTest, BlocksMatchTheCpuAndHaveTheSameBitsAlone) {
   for (const auto& [shape, rows] :
        std::vector<std::pair<Shape, int64_t>>{{kTiny, 3}, {kOdd, 5}, {kReal, 5}}) {
     const Options options = {.compressed = false, .rotate_q = true, .block_rows = rows};
-    std::vector<Chunk> batch = {{1, 1, rows}, {2, shape.window + 1, rows}};
-    // More than 16 rows of the model are the work of another kernel.
-    if (shape.dim < 512 || testing::OnRealDevice()) {
-      batch.push_back({3, 0, rows});
-      batch.push_back({4, 3 * shape.window, rows});
-    }
+    // More than 16 rows of the model are the work of another kernel than one block.
+    const std::vector<Chunk> batch = {
+        {1, 1, rows}, {2, shape.window + 1, rows}, {3, 0, rows}, {4, 3 * shape.window, rows}};
     AttentionCase test(shape, batch, options);
     const Outputs expected = test.RunCuda(stream());
     ExpectClose(test.shape(), test.RunCpu(cpu_stream()), expected, Numerics::kProduction);
