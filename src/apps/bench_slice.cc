@@ -38,7 +38,8 @@ constexpr int kCopiesAhead = 20;
 constexpr const char* kPartNames[kNumStepParts] = {
     "inputs",        "engram",  "hyper-connections", "compressor", "q/kv down",
     "latent inputs", "q up",    "indexer",           "attention",  "output projections",
-    "router",        "experts", "shared expert",     "combine",    "head"};
+    "router",        "experts", "shared expert",     "combine",    "draft context",
+    "head"};
 
 Status CheckRange(const char* option, int64_t value, int64_t least, int64_t most) {
   if (value >= least && value <= most) return {};

@@ -80,11 +80,13 @@ Result<InspectReport> InspectCheckpoint(const std::string& dir) {
   report.num_tensors = static_cast<int64_t>(checkpoint.tensors().size());
   report.tensor_bytes = checkpoint.total_bytes();
   report.groups = SizesByGroup(ExpectedTensors(report.config));
-  const WeightMemory cpu = CpuWeightMemory(report.config);
+  const WeightMemory cpu = CpuWeightMemory(report.config, false);
   report.cpu_mapped_bytes = cpu.mapped_bytes();
   report.cpu_packed_bytes = cpu.resident_bytes();
+  report.cpu_draft_bytes =
+      CpuWeightMemory(report.config, true).resident_bytes() - report.cpu_packed_bytes;
   for (const int64_t ranks : {1, 4, 8, 16, 64}) {
-    report.ranks.push_back({ranks, GpuWeightMemory(report.config, ranks).resident_bytes()});
+    report.ranks.push_back({ranks, GpuWeightMemory(report.config, ranks, true).resident_bytes()});
   }
   AddStateSizes(report.config, report);
   return report;
@@ -127,14 +129,16 @@ std::string ReportText(const InspectReport& report) {
   out += "\nMemory for weights\n";
   row("CPU", fmt::format("{}, and {} mapped from the files (embedding, Engram tables)",
                          HumanBytes(report.cpu_packed_bytes), HumanBytes(report.cpu_mapped_bytes)));
+  if (report.cpu_draft_bytes > 0)
+    row("CPU, drafting", fmt::format("{} more", HumanBytes(report.cpu_draft_bytes)));
   for (const InspectReport::RankNeed& need : report.ranks) {
     row(fmt::format("{} GPU{}", need.ranks, need.ranks == 1 ? "" : "s"),
         fmt::format("{}{}", HumanBytes(need.weight_bytes), need.ranks == 1 ? "" : " each"));
   }
   out +=
-      "  A CPU run does not load the draft layers and the vision tower. Experts and Engram tables "
-      "are split evenly over\n"
-      "  the GPUs; everything else is on each of them.\n";
+      "  A CPU run does not load the vision tower. Experts and Engram tables are split evenly over "
+      "the GPUs, whose figures\n"
+      "  include the draft layers; everything else is on each of them.\n";
   out += "\nMemory per sequence\n";
   row("per token", fmt::format("{:g} B", report.kv_bytes_per_token));
   row("fixed", fmt::format("{} B (windows {} B, incomplete groups {} B)",
@@ -192,6 +196,7 @@ std::string ReportJson(const InspectReport& report) {
                      {"memory",
                       {{"cpu_packed_bytes", report.cpu_packed_bytes},
                        {"cpu_mapped_bytes", report.cpu_mapped_bytes},
+                       {"cpu_draft_bytes", report.cpu_draft_bytes},
                        {"gpu", std::move(ranks)},
                        {"kv_bytes_per_token", report.kv_bytes_per_token},
                        {"window_bytes_per_sequence", report.window_bytes},

@@ -30,6 +30,7 @@ struct InspectReport {
   // tables in the files.
   int64_t cpu_packed_bytes = 0;
   int64_t cpu_mapped_bytes = 0;
+  int64_t cpu_draft_bytes = 0;  // packed in addition where the model drafts
 
   // Weights per GPU when g ranks split the routed and draft experts and the Engram tables evenly
   // and hold the rest each.

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <limits>
 #include <optional>
 #include <span>
 #include <utility>
@@ -15,6 +16,7 @@
 #include "apps/print.h"
 #include "base/ceil_div.h"
 #include "model/config.h"
+#include "model/drafting.h"
 #include "runtime/device_choice.h"
 #include "runtime/session.h"
 #include "weights/safetensors.h"
@@ -104,6 +106,18 @@ std::vector<StoredTensor> TensorsOf(const Job& job, const LogitsOptions& options
                                     const ModelConfig& config) {
   std::vector<StoredTensor> tensors = {
       {job.id.text, StoredDType::kF32, {job.rows, config.vocab_size}}};
+  if (options.drafts) {
+    const int64_t blocks = std::ssize(job.chunks);
+    const int64_t slots = config.dspark_block_size;
+    const auto add = [&](const char* name, StoredDType dtype, std::vector<int64_t> shape) {
+      tensors.push_back({fmt::format("{}/{}", job.id.text, name), dtype, std::move(shape)});
+    };
+    add("draft_pos", StoredDType::kI32, {blocks});
+    add("draft_tokens", StoredDType::kI32, {blocks, 1 + slots});
+    add("draft_conf", StoredDType::kF32, {blocks, slots});
+    add("draft_gap", StoredDType::kF32, {blocks, slots});
+    add("draft_logits", StoredDType::kF32, {blocks, slots, config.vocab_size});
+  }
   if (!options.dump_layers) return tensors;
   for (int64_t layer = 0; layer < config.num_hidden_layers; ++layer) {
     tensors.push_back({fmt::format("{}/streams.{}", job.id.text, layer),
@@ -160,6 +174,33 @@ Status CollectTrace(const LayerTrace& trace, int64_t rows, const ModelConfig& co
   return {};
 }
 
+// The blocks behind the steps of a line.
+struct DraftRows {
+  std::vector<int32_t> positions, tokens;
+  std::vector<float> scores, gaps, logits;
+};
+
+// Appends the block behind what the session holds. `anchor` is the token that comes next.
+Status CollectDraft(const Session& session, int32_t anchor, DraftRows* rows) {
+  DI_ASSIGN_OR_RETURN(const Drafts drafts, session.Draft(anchor, true));
+  rows->positions.push_back(static_cast<int32_t>(std::ssize(session.tokens())));
+  rows->tokens.push_back(anchor);
+  const int64_t vocab = drafts.logits.dim(1);
+  for (int64_t k = 0; k < drafts.tokens.rows(); ++k) {
+    const float* logits = drafts.logits.Row<float>(k);
+    const int32_t token = drafts.tokens.Row<int32_t>(k)[0];
+    float second = -std::numeric_limits<float>::infinity();
+    for (int64_t i = 0; i < vocab; ++i) {
+      if (i != token) second = std::max(second, logits[i]);
+    }
+    rows->tokens.push_back(token);
+    rows->scores.push_back(drafts.score.Row<float>(k)[0]);
+    rows->gaps.push_back(logits[token] - second);
+    rows->logits.insert(rows->logits.end(), logits, logits + vocab);
+  }
+  return {};
+}
+
 template <class T>
 Status WriteAll(SafetensorsWriter& writer, std::span<const T> values) {
   return writer.Write(std::as_bytes(values));
@@ -171,6 +212,7 @@ Status RunJob(Executor& executor, const Job& job, const LogitsOptions& options,
   StatePools pools = MakeStatePools(executor);
   DI_ASSIGN_OR_RETURN(Session session, Session::Create(executor, pools));
   std::vector<LayerRows> layers(static_cast<size_t>(config.num_hidden_layers));
+  DraftRows drafts;
   const int64_t first_row = job.num_tokens() - job.rows;
   int64_t begin = 0;
   for (const int64_t count : job.chunks) {
@@ -181,7 +223,10 @@ Status RunJob(Executor& executor, const Job& job, const LogitsOptions& options,
     trace.want_streams = true;
     DI_ASSIGN_OR_RETURN(const TensorView logits,
                         session.Append(ids, rows, options.dump_layers ? &trace : nullptr));
+    int32_t next = -1;  // the line's, or behind its end the greedy choice
     if (rows > 0) {
+      const float* last = logits.Row<float>(rows - 1);
+      next = static_cast<int32_t>(std::max_element(last, last + config.vocab_size) - last);
       DI_RETURN_IF_ERROR(WriteAll<float>(writer, {static_cast<const float*>(logits.data()),
                                                   static_cast<size_t>(rows * config.vocab_size)}));
       if (options.dump_layers) {
@@ -189,6 +234,14 @@ Status RunJob(Executor& executor, const Job& job, const LogitsOptions& options,
       }
     }
     begin += count;
+    if (begin < job.num_tokens()) next = job.tokens[static_cast<size_t>(begin)];
+    if (options.drafts) DI_RETURN_IF_ERROR(CollectDraft(session, next, &drafts));
+  }
+  if (options.drafts) {
+    DI_RETURN_IF_ERROR(WriteAll<int32_t>(writer, drafts.positions));
+    DI_RETURN_IF_ERROR(WriteAll<int32_t>(writer, drafts.tokens));
+    for (const std::vector<float>* values : {&drafts.scores, &drafts.gaps, &drafts.logits})
+      DI_RETURN_IF_ERROR(WriteAll<float>(writer, *values));
   }
   if (!options.dump_layers) return {};
   for (size_t layer = 0; layer < layers.size(); ++layer) {
@@ -205,6 +258,7 @@ Status WriteLogits(const LogitsOptions& options) {
   DI_RETURN_IF_ERROR(CheckNotTheSameFile(options.input, options.output));
   DI_ASSIGN_OR_RETURN(const CacheFormat cache_format, ParseCacheFormat(options.cache_format));
   DI_ASSIGN_OR_RETURN(const ModelConfig config, LoadModelConfig(options.llm.model_dir));
+  if (options.drafts) DI_RETURN_IF_ERROR(CheckDrafting(config, config.dspark_block_size, false));
   CatchInterrupts();
   DI_ASSIGN_OR_RETURN(const std::vector<Job> jobs, ReadJobs(options, config));
   int64_t longest = 1;
@@ -227,6 +281,12 @@ Status WriteLogits(const LogitsOptions& options) {
   executor_options.max_batched_tokens = largest_step;
   executor_options.window_cache_pages = 0;
   executor_options.cache_format = cache_format;
+  if (options.drafts) {
+    executor_options.draft_tokens = config.dspark_block_size;
+    // Whatever the block is, the sequence is never set back here.
+    executor_options.rollback_tokens =
+        std::max(executor_options.rollback_tokens, config.dspark_block_size + 1);
+  }
   executor_options.cache_tokens = CeilDiv(longest, kBlockTokens) * kBlockTokens;
   DI_ASSIGN_OR_RETURN(const std::unique_ptr<Executor> executor, Executor::Create(executor_options));
   const std::pair<std::string, std::string> metadata[] = {

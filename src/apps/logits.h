@@ -16,6 +16,7 @@ struct LogitsOptions {
   int64_t last = 0;         // only the last rows of each line; 0: all
   std::string cache_format = "packed";
   bool dump_layers = false;  // also residual streams, selected entries and routed experts
+  bool drafts = false;       // also a drafted block behind every step
 };
 
 // Returns the exit status of the program: kExitOk, or kExitFailure with nothing written.

@@ -31,6 +31,7 @@
 #include "base/quoted.h"
 #include "deepinfer/statistics.h"
 #include "engine/llm_options.h"
+#include "model/drafting.h"
 
 namespace deepinfer {
 namespace {
@@ -290,6 +291,13 @@ void AddPlanCommand(CLI::App& app, int& status) {
   AddThreads(command, llm);
   AddMaxModelLen(command, llm);
   const ReplayOptions replay = AddCapacityOptions(command, llm);
+  command
+      ->add_option("--draft-tokens", options->draft_tokens,
+                   "Tokens that the draft layers propose at a time; 0: these are not loaded")
+      ->check(CLI::Range(int64_t{0}, kMaxDraftTokens))
+      ->capture_default_str();
+  command->add_flag("--force-draft-tokens", options->force_draft_tokens,
+                    "Also another number than the draft layers were trained on");
   command->add_flag("--json", options->json, "Print one JSON object");
   command->callback([options, replay, &status] {
     ApplyReplayEnvironment(replay, options->llm);
@@ -562,6 +570,8 @@ void AddLogitsCommand(CLI::App& app, int& status) {
   command->add_flag(
       "--dump-layers", options->dump_layers,
       "Also the residual streams, routed experts and selected entries of every layer");
+  command->add_flag("--drafts", options->drafts,
+                    "Also a block of drafted tokens behind every step, its confidences and logits");
   AddCacheFormat(command, options->cache_format);
   command->callback([options, &status] { status = RunLogits(*options); });
 }

@@ -18,6 +18,8 @@ constexpr OptionName kOptionNames[] = {
     {"cache_tokens", "--cache-tokens"},
     {"decoder_replay", "--replay"},
     {"device", "--device"},
+    {"draft_tokens", "--draft-tokens"},
+    {"force_draft_tokens", "--force-draft-tokens"},
     {"max_chunk_tokens", "--max-chunk-tokens"},
     {"max_model_len", "--max-model-len"},
     {"max_num_batched_tokens", "--max-num-batched-tokens"},

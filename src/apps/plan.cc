@@ -12,6 +12,7 @@
 #include "base/cpu_features.h"
 #include "engine/llm_options.h"
 #include "model/config.h"
+#include "model/drafting.h"
 #include "state/sequence_state.h"
 
 namespace deepinfer {
@@ -46,6 +47,7 @@ Result<PlanReport> MakePlan(const PlanOptions& options) {
   DI_RETURN_IF_ERROR(CheckOptions(llm));
   DI_ASSIGN_OR_RETURN(const ModelConfig config, LoadModelConfig(llm.model_dir));
   DI_RETURN_IF_ERROR(CheckOptionsForModel(llm, config));
+  DI_RETURN_IF_ERROR(CheckDrafting(config, options.draft_tokens, options.force_draft_tokens));
   PlanReport report;
   report.model_dir = llm.model_dir;
   report.device = options.device;
@@ -71,7 +73,8 @@ Result<PlanReport> MakePlan(const PlanOptions& options) {
                     .cache_tokens = llm.cache_tokens,
                     .max_model_len = llm.max_model_len,
                     .max_batched_tokens = llm.max_num_batched_tokens,
-                    .rollback_tokens = kRollbackTokens,
+                    .rollback_tokens = std::max(kRollbackTokens, options.draft_tokens + 1),
+                    .draft_tokens = options.draft_tokens,
                     .cache_format = llm.bf16_cache ? CacheFormat::kBf16 : CacheFormat::kPacked,
                     .drops_rows = llm.decoder_replay == DecoderReplay::kCompact,
                     .num_threads = llm.num_threads > 0 ? llm.num_threads : UsableCores(),

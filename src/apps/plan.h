@@ -17,6 +17,8 @@ struct PlanOptions {
   std::string device = "cpu";  // or a name of PlanDeviceNames()
   int64_t memory_bytes = 0;    // that may be used on each device; 0: nine tenths of what it has
   int64_t ranks = 1;           // GPUs
+  int64_t draft_tokens = 0;    // of a drafted block; 0: no drafting
+  bool force_draft_tokens = false;
   bool json = false;
 };
 

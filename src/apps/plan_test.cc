@@ -13,6 +13,7 @@ namespace {
 
 using Json = nlohmann::json;
 using ::testing::HasSubstr;
+using ::testing::Not;
 namespace fs = std::filesystem;
 
 // A directory with nothing but the released config.json.
@@ -91,6 +92,26 @@ TEST_F(PlanTest, CompactReplayTakesMoreStepBuffers) {
   EXPECT_EQ(MakePlan(options_)->plan.scratch_bytes, off);
   options_.llm.decoder_replay = DecoderReplay::kCompact;
   EXPECT_GT(MakePlan(options_)->plan.scratch_bytes, off);
+}
+
+TEST_F(PlanTest, DraftingIsInThePlanWhereItIsAskedFor) {
+  options_.device = "h200";
+  options_.ranks = 8;
+  const Result<PlanReport> off = MakePlan(options_);
+  ASSERT_TRUE(off.has_value()) << off.error().message;
+  EXPECT_THAT(PlanText(*off), Not(HasSubstr("draft")));
+  options_.draft_tokens = 5;
+  const Result<PlanReport> on = MakePlan(options_);
+  ASSERT_TRUE(on.has_value()) << on.error().message;
+  EXPECT_THAT(PlanText(*on), HasSubstr("weights: draft"));
+  EXPECT_GT(on->plan.weights.resident_bytes(), off->plan.weights.resident_bytes());
+  EXPECT_GT(on->plan.window_pool_bytes, off->plan.window_pool_bytes);
+  options_.draft_tokens = 7;
+  const Result<PlanReport> refused = MakePlan(options_);
+  ASSERT_FALSE(refused.has_value());
+  EXPECT_EQ(refused.error().field, "draft_tokens");
+  options_.force_draft_tokens = true;
+  EXPECT_TRUE(MakePlan(options_).has_value());
 }
 
 TEST_F(PlanTest, WrongOptionsAreRefusedWithTheirNames) {

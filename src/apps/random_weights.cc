@@ -281,7 +281,7 @@ int64_t RandomWeightBytes(const ModelConfig& config, int64_t local_experts) {
   local.num_nextn_predict_layers = 0;
   // The router chooses among all experts.
   const int64_t router = (config.n_routed_experts - local_experts) * (2 * config.hidden_size + 4);
-  return GpuWeightMemory(local, 1).resident_bytes() + config.num_hidden_layers * router;
+  return GpuWeightMemory(local, 1, false).resident_bytes() + config.num_hidden_layers * router;
 }
 
 Status FillRepeated(const void* pattern, int64_t bytes, const TensorView& view, Stream& stream) {

@@ -110,6 +110,14 @@ struct ModelConfig {
   int64_t engram_index(int64_t layer) const;
   // First layer of the decoder half (ratio 1); num_hidden_layers when there is none.
   int64_t decoder_start() const;
+  // Routed experts of a layer, and how many of them a row uses. Draft stages count as layers behind
+  // those of the backbone: num_hidden_layers + stage.
+  int64_t num_experts(int64_t layer) const {
+    return layer < num_hidden_layers ? n_routed_experts : dspark_n_routed_experts;
+  }
+  int64_t experts_per_row(int64_t layer) const {
+    return layer < num_hidden_layers ? num_experts_per_tok : dspark_num_experts_per_tok;
+  }
   // Table rows read per token and Engram layer: (max_ngram - 1) * heads.
   int64_t engram_rows_per_token() const {
     return (engram_max_ngram_size - 1) * engram_n_heads;

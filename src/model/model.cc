@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "model/model_step.h"
 #include "ops/cache_records/cache_records.h"
 #include "ops/compressor/compressor.h"
 #include "ops/embedding/embedding.h"
@@ -24,40 +25,6 @@
 
 namespace deepinfer {
 
-// Everything that lives for one step. Scratch of a sub-layer is taken and returned inside it.
-struct Model::Step {
-  const StepBatch* batch = nullptr;
-  StepProbe* probe = nullptr;
-  const CacheViews* caches = nullptr;
-  const BatchLayout* layout = nullptr;  // of the rows that the current layer runs
-  int64_t rows = 0;
-
-  TensorView streams;  // [rows, 4, hidden] bf16: the residual streams
-  TensorView pre,
-      next_pre;           // [rows, 4] f32: weights of the coming collapse, and of the one after it
-  TensorView post, comb;  // [rows, 4], [rows, 16] f32 of the current site
-  TensorView x, x_grid;   // [rows, hidden] bf16: normalised sub-layer input, and on the Q8 grid
-  TensorView y;           // [rows, hidden] bf16: sub-layer output
-  bool has_output = false;  // y is still to be added to the streams
-  TensorView qr_grid;       // [rows, q_lora_rank] bf16: normalised low-rank query on the Q8 grid
-  TensorView window_table;  // [rows, pairs, 2] f32: rotations of ratio-0 layers
-  TensorView compressed_table;          // the same for layers with compressed keys
-  std::vector<TensorView> entry_table;  // per element of batch->entries
-  TensorView selected;                  // [rows, topk] i32: the latest published selection
-  TensorView candidates;                // [rows, candidate blocks] i32
-  TensorView experts;                   // [rows, k] i32: the current layer's routing
-
-  const CompressedEntries& entries(int64_t ratio, size_t* index) const {
-    for (size_t i = 0; i < batch->entries.size(); ++i) {
-      if (batch->entries[i].ratio == ratio) {
-        *index = i;
-        return batch->entries[i];
-      }
-    }
-    CheckFailed(__FILE__, __LINE__, "a step describes the entries of every ratio of the model", "");
-  }
-};
-
 Model::Model(ModelConfig config, ModelWeights weights, Numerics numerics)
     : config_(std::move(config)), weights_(std::move(weights)), numerics_(numerics) {
   producer_of_layer_.assign(static_cast<size_t>(config_.num_hidden_layers), -1);
@@ -73,26 +40,14 @@ Status Model::Forward(const StepBatch& batch, const CacheViews& caches, const Te
   const int64_t hidden = config_.hidden_size;
   const int64_t pairs = config_.qk_rope_head_dim / 2;
   ScratchScope scratch(stream);
-  Step step;
+  Step step = MakeStep(rows, config_.num_experts_per_tok, scratch);
   step.batch = &batch;
   step.probe = probe;
   step.caches = &caches;
   step.layout = &batch.layout;
-  step.rows = rows;
-  step.streams = scratch.Tensor(DType::kBf16, {rows, kHcStreams, hidden});
-  step.pre = scratch.Tensor(DType::kF32, {rows, kHcStreams});
-  step.next_pre = scratch.Tensor(DType::kF32, {rows, kHcStreams});
-  step.post = scratch.Tensor(DType::kF32, {rows, kHcStreams});
-  step.comb = scratch.Tensor(DType::kF32, {rows, kHcStreams * kHcStreams});
-  step.x = scratch.Tensor(DType::kBf16, {rows, hidden});
-  step.x_grid = scratch.Tensor(DType::kBf16, {rows, hidden});
-  step.y = scratch.Tensor(DType::kBf16, {rows, hidden});
-  step.qr_grid = scratch.Tensor(DType::kBf16, {rows, config_.q_lora_rank});
-  step.window_table = scratch.Tensor(DType::kF32, {rows, pairs, 2});
   step.compressed_table = scratch.Tensor(DType::kF32, {rows, pairs, 2});
   step.selected = scratch.Tensor(DType::kI32, {rows, config_.index_topk});
   step.candidates = scratch.Tensor(DType::kI32, {rows, config_.candidate_topk_blocks});
-  step.experts = scratch.Tensor(DType::kI32, {rows, config_.num_experts_per_tok});
 
   DI_RETURN_IF_ERROR(Enter(StepPart::kInputs, step, stream));
   DI_RETURN_IF_ERROR(RopeTable({.positions = batch.layout.positions,
@@ -148,6 +103,8 @@ Status Model::Forward(const StepBatch& batch, const CacheViews& caches, const Te
       if (w.compressor != nullptr) DI_RETURN_IF_ERROR(CompressKeys(layer, step, stream));
     }
     if (boundary) step.layout = &batch.decoder_layout;
+    if (weights_.draft != nullptr)
+      DI_RETURN_IF_ERROR(CaptureForDraft(layer, step, scratch, stream));
     DI_RETURN_IF_ERROR(Attention(layer, step, stream));
     step.has_output = true;
     DI_RETURN_IF_ERROR(EnterSubLayer(w.hc_ffn, w.ffn_norm, step, stream));
@@ -175,6 +132,25 @@ Status Model::Forward(const StepBatch& batch, const CacheViews& caches, const Te
   return Linear({.x = last, .weight = &weights_.head, .y = logits}, stream);
 }
 
+Model::Step Model::MakeStep(int64_t rows, int64_t experts_per_row, ScratchScope& scratch) const {
+  const int64_t hidden = config_.hidden_size;
+  const int64_t pairs = config_.qk_rope_head_dim / 2;
+  Step step;
+  step.rows = rows;
+  step.streams = scratch.Tensor(DType::kBf16, {rows, kHcStreams, hidden});
+  step.pre = scratch.Tensor(DType::kF32, {rows, kHcStreams});
+  step.next_pre = scratch.Tensor(DType::kF32, {rows, kHcStreams});
+  step.post = scratch.Tensor(DType::kF32, {rows, kHcStreams});
+  step.comb = scratch.Tensor(DType::kF32, {rows, kHcStreams * kHcStreams});
+  step.x = scratch.Tensor(DType::kBf16, {rows, hidden});
+  step.x_grid = scratch.Tensor(DType::kBf16, {rows, hidden});
+  step.y = scratch.Tensor(DType::kBf16, {rows, hidden});
+  step.qr_grid = scratch.Tensor(DType::kBf16, {rows, config_.q_lora_rank});
+  step.window_table = scratch.Tensor(DType::kF32, {rows, pairs, 2});
+  step.experts = scratch.Tensor(DType::kI32, {rows, experts_per_row});
+  return step;
+}
+
 Status Model::Enter(StepPart part, const Step& step, Stream& stream) {
   if (step.probe == nullptr) return {};
   return step.probe->Enter(part, stream);
@@ -196,6 +172,11 @@ Status Model::KeepRows(Step& step, ScratchScope& scratch, Stream& stream) const 
   const TensorView table = scratch.Tensor(
       DType::kF32, {rows, step.compressed_table.dim(1), step.compressed_table.dim(2)});
   DI_RETURN_IF_ERROR(gather(step.compressed_table, table));
+  if (weights_.draft != nullptr) {
+    const TensorView window_table =
+        scratch.Tensor(DType::kF32, {rows, step.window_table.dim(1), step.window_table.dim(2)});
+    DI_RETURN_IF_ERROR(gather(step.window_table, window_table));
+  }
   // Nothing of the layers before is left in these that the layers to come would read.
   for (TensorView* view : {&step.next_pre, &step.post, &step.comb, &step.y, &step.qr_grid,
                            &step.selected, &step.candidates, &step.experts})
@@ -285,7 +266,7 @@ Status Model::Attention(int64_t layer, Step& step, Stream& stream) const {
                                    .table = table,
                                    .records = records,
                                    .layout = *step.layout,
-                                   .pages = pages,
+                                   .pages = step.block_rows > 0 ? TensorView() : pages,
                                    .eps = config_.rms_norm_eps},
                                   stream));
   DI_RETURN_IF_ERROR(Enter(StepPart::kUpProjections, step, stream));
@@ -299,6 +280,7 @@ Status Model::Attention(int64_t layer, Step& step, Stream& stream) const {
       .window_records = records,
       .window_pages = pages,
       .window = config_.sliding_window,
+      .block_rows = step.block_rows,
       .kv_blocks = {},
       .selected = {},
       .layout = *step.layout,
@@ -420,8 +402,8 @@ Status Model::SelectEntries(int64_t layer, const TensorView& q, const TensorView
 Status Model::MixtureOfExperts(int64_t layer, Step& step, Stream& stream) const {
   const LayerWeights& w = weights_.layers[static_cast<size_t>(layer)];
   const int64_t rows = step.rows;
-  const int64_t k = config_.num_experts_per_tok;
-  const int64_t experts = config_.n_routed_experts;
+  const int64_t k = config_.experts_per_row(layer);
+  const int64_t experts = config_.num_experts(layer);
   const int64_t intermediate = config_.moe_intermediate_size;
   const int64_t hidden = config_.hidden_size;
   ScratchScope scratch(stream);

@@ -18,11 +18,12 @@ constexpr int64_t kDropInterval = int64_t{32} << 20;
 class Loader {
  public:
   Loader(ModelWeights& weights, const Checkpoint& checkpoint, const ModelConfig& config,
-         TableMemory engram_memory, Stream& stream)
+         TableMemory engram_memory, bool drafting, Stream& stream)
       : weights_(weights),
         checkpoint_(checkpoint),
         config_(config),
         engram_memory_(engram_memory),
+        num_layers_(config.num_hidden_layers + (drafting ? config.num_nextn_predict_layers : 0)),
         stream_(stream) {}
 
   Status Run() {
@@ -32,20 +33,23 @@ class Loader {
     DI_ASSIGN_OR_RETURN(weights_.window_frequencies, Uploaded(WindowRopeFrequencies(config_)));
     DI_ASSIGN_OR_RETURN(weights_.compressed_frequencies,
                         Uploaded(CompressedRopeFrequencies(config_)));
-    weights_.layers.resize(static_cast<size_t>(config_.num_hidden_layers));
+    weights_.layers.resize(static_cast<size_t>(num_layers_));
     auto last_report = std::chrono::steady_clock::now();
-    for (int64_t layer = 0; layer < config_.num_hidden_layers; ++layer) {
-      const std::string prefix = fmt::format("layers.{}.", layer);
+    for (int64_t layer = 0; layer < num_layers_; ++layer) {
+      const int64_t stage = layer - config_.num_hidden_layers;
+      const std::string prefix =
+          stage < 0 ? fmt::format("layers.{}.", layer) : fmt::format("mtp.{}.", stage);
       const Status status = LoadLayer(layer, prefix, weights_.layers[static_cast<size_t>(layer)]);
       if (!status.has_value())
-        return WithContext(status.error(), fmt::format("Cannot load layer {}", layer));
+        return WithContext(status.error(), fmt::format("Cannot load '{}'", prefix));
       const auto now = std::chrono::steady_clock::now();
       if (now - last_report >= kReportInterval) {
         last_report = now;
-        Log(LogLevel::kInfo, "loading weights layer={}/{} bytes={}", layer + 1,
-            config_.num_hidden_layers, weights_.packed_bytes);
+        Log(LogLevel::kInfo, "loading weights layer={}/{} bytes={}", layer + 1, num_layers_,
+            weights_.packed_bytes);
       }
     }
+    if (num_layers_ > config_.num_hidden_layers) DI_RETURN_IF_ERROR(LoadDraft());
     checkpoint_.DropResidentPages();
     return {};
   }
@@ -142,9 +146,10 @@ class Loader {
   }
 
   // One linear of every expert of a layer.
-  Result<std::vector<LinearWeight>> ExpertStack(const std::string& prefix, const char* name) {
+  Result<std::vector<LinearWeight>> ExpertStack(const std::string& prefix, const char* name,
+                                                int64_t count) {
     std::vector<LinearSource> sources;
-    for (int64_t e = 0; e < config_.n_routed_experts; ++e) {
+    for (int64_t e = 0; e < count; ++e) {
       DI_ASSIGN_OR_RETURN(const LinearSource source,
                           QuantizedSource(fmt::format("{}ffn.experts.{}.{}", prefix, e, name)));
       sources.push_back(source);
@@ -209,9 +214,10 @@ class Loader {
     DI_ASSIGN_OR_RETURN(w.shared_w1, QuantizedLinear(prefix + "ffn.shared_experts.w1"));
     DI_ASSIGN_OR_RETURN(w.shared_w2, QuantizedLinear(prefix + "ffn.shared_experts.w2"));
     DI_ASSIGN_OR_RETURN(w.shared_w3, QuantizedLinear(prefix + "ffn.shared_experts.w3"));
-    DI_ASSIGN_OR_RETURN(w.experts.w1, ExpertStack(prefix, "w1"));
-    DI_ASSIGN_OR_RETURN(w.experts.w2, ExpertStack(prefix, "w2"));
-    DI_ASSIGN_OR_RETURN(w.experts.w3, ExpertStack(prefix, "w3"));
+    const int64_t experts = config_.num_experts(layer);
+    DI_ASSIGN_OR_RETURN(w.experts.w1, ExpertStack(prefix, "w1", experts));
+    DI_ASSIGN_OR_RETURN(w.experts.w2, ExpertStack(prefix, "w2", experts));
+    DI_ASSIGN_OR_RETURN(w.experts.w3, ExpertStack(prefix, "w3", experts));
     for (size_t e = 0; e < w.experts.w1.size(); ++e) {
       w.experts.w1_ptr.push_back(&w.experts.w1[e]);
       w.experts.w2_ptr.push_back(&w.experts.w2[e]);
@@ -246,10 +252,25 @@ class Loader {
     return {};
   }
 
+  Status LoadDraft() {
+    weights_.draft = std::make_unique<DraftWeights>();
+    DraftWeights& w = *weights_.draft;
+    const std::string last = fmt::format("mtp.{}.", config_.num_nextn_predict_layers - 1);
+    DI_ASSIGN_OR_RETURN(w.main_proj, QuantizedLinear("mtp.0.main_proj"));
+    DI_ASSIGN_OR_RETURN(w.main_norm, Copied("mtp.0.main_norm.weight"));
+    DI_ASSIGN_OR_RETURN(w.norm, Copied(last + "norm.weight"));
+    DI_ASSIGN_OR_RETURN(w.markov_embed,
+                        Table(last + "markov_head.embed.weight", TableMemory::kDevice));
+    DI_ASSIGN_OR_RETURN(w.markov_head, Bf16Linear(last + "markov_head.head.weight"));
+    DI_ASSIGN_OR_RETURN(w.confidence, Copied(last + "confidence_head.proj.weight"));
+    return {};
+  }
+
   ModelWeights& weights_;
   const Checkpoint& checkpoint_;
   const ModelConfig& config_;
   const TableMemory engram_memory_;
+  const int64_t num_layers_;  // draft stages among them
   Stream& stream_;
   int64_t dropped_at_ = 0;  // packed_bytes when the file's pages were dropped last
 };
@@ -258,10 +279,10 @@ class Loader {
 
 Result<ModelWeights> LoadModelWeights(std::shared_ptr<const Checkpoint> checkpoint,
                                       const ModelConfig& config, TableMemory engram_memory,
-                                      Stream& stream) {
+                                      bool drafting, Stream& stream) {
   ModelWeights weights;
   weights.engram_constants = ComputeEngramConstants(config);
-  DI_RETURN_IF_ERROR(Loader(weights, *checkpoint, config, engram_memory, stream).Run());
+  DI_RETURN_IF_ERROR(Loader(weights, *checkpoint, config, engram_memory, drafting, stream).Run());
   weights.checkpoint = std::move(checkpoint);
   return weights;
 }

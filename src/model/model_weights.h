@@ -1,6 +1,6 @@
 // Every tensor of the text model in the form the operations take. Loaded once, immutable
-// afterwards. The draft layers (mtp.*) and the vision tower are checked with the inventory but not
-// loaded here.
+// afterwards. The draft layers (mtp.*) are loaded where drafting is asked for; the vision tower is
+// checked with the inventory but not loaded here.
 #pragma once
 
 #include <cstdint>
@@ -71,13 +71,25 @@ struct LayerWeights {
   std::unique_ptr<EngramWeights> engram;          // Engram layers
 };
 
+// What the draft layers have beside three ordinary layers (model description, section 13). They
+// share the embedding and the head of the model.
+struct DraftWeights {
+  LinearWeight main_proj;    // [hidden, target layers * hidden]
+  TensorView main_norm;      // [hidden] bf16
+  TensorView norm;           // [hidden] bf16
+  TensorView markov_embed;   // [vocab, rank] bf16, left in the mapped file on a CPU
+  LinearWeight markov_head;  // [vocab, rank] bf16
+  TensorView confidence;     // [1, hidden + rank] bf16
+};
+
 struct ModelWeights {
-  TensorView embed;   // [vocab, hidden] bf16, left in the mapped file on a CPU
-  TensorView norm;    // [hidden] bf16
-  LinearWeight head;  // [vocab, hidden] bf16
-  std::vector<LayerWeights> layers;
-  TensorView window_frequencies;      // [pairs] f32, layers of ratio 0
-  TensorView compressed_frequencies;  // [pairs] f32, layers of ratio > 0
+  TensorView embed;                     // [vocab, hidden] bf16, left in the mapped file on a CPU
+  TensorView norm;                      // [hidden] bf16
+  LinearWeight head;                    // [vocab, hidden] bf16
+  std::vector<LayerWeights> layers;     // and behind them the draft stages, if those are loaded
+  std::unique_ptr<DraftWeights> draft;  // null: the model does not draft
+  TensorView window_frequencies;        // [pairs] f32, layers of ratio 0
+  TensorView compressed_frequencies;    // [pairs] f32, layers of ratio > 0
   EngramConstants engram_constants;
   int64_t packed_bytes = 0;  // of the device's memory taken by repacked and copied tensors
   int64_t host_bytes = 0;    // page-locked tables for a GPU
@@ -89,9 +101,10 @@ struct ModelWeights {
 // Where the Engram tables of a GPU are. (A CPU leaves them in the mapped files.)
 enum class TableMemory : uint8_t { kDevice, kPinnedHost };
 
-// The checkpoint must have passed CheckInventory. Errors: kResourceExhausted, kUnsupported.
+// `drafting`: also the draft layers. The checkpoint must have passed CheckInventory. Errors:
+// kResourceExhausted, kUnsupported.
 Result<ModelWeights> LoadModelWeights(std::shared_ptr<const Checkpoint> checkpoint,
                                       const ModelConfig& config, TableMemory engram_memory,
-                                      Stream& stream);
+                                      bool drafting, Stream& stream);
 
 }  // namespace deepinfer

@@ -30,7 +30,8 @@ struct CacheViews {
   std::vector<TensorView> index_blocks;  // per producer
   // Per producer: [slots, remainder rows, 2 * head_dim] F32, empty for ratio 1.
   std::vector<TensorView> remainders;
-  // Per layer: [pages, positions per page, record bytes] U8.
+  // Per layer: [pages, positions per page, record bytes] U8. Where the model drafts, those of the
+  // draft stages follow: the keys that their blocks see are made by the model's own steps.
   std::vector<TensorView> window_pages;
 };
 

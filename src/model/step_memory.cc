@@ -49,6 +49,28 @@ class Counter {
     return count_.peak();
   }
 
+  // `s_` describes the rows of all blocks as those of a step.
+  int64_t CountDrafts(int64_t block) {
+    const int64_t sequences = s_.sequences;
+    for (int i = 0; i < 4; ++i) Words(sequences);  // anchors, lengths, first pages, window begins
+    Words(sequences * s_.table_pages);
+    for (int i = 0; i < 3; ++i) Words(s_.rows);  // ids, positions, sequences
+    Words(sequences + 1);
+    const int64_t layer = c_.num_hidden_layers;
+    Rows(c_.experts_per_row(layer));
+    count_.Scope([&] { MixCoefficients(); });
+    count_.Scope([&] { Attention(block, false); });
+    count_.Scope([&] { MixtureOfExperts(layer); });
+    Bf16(s_.rows * (c_.hidden_size + c_.dspark_markov_rank));
+    Bf16(s_.rows * c_.hidden_size);
+    Linear(s_.rows, c_.hidden_size);
+    Words(sequences * c_.vocab_size);
+    Linear(sequences, c_.dspark_markov_rank);
+    constexpr int64_t kArgmaxEntries = 4096;
+    if (s_.gpu) count_.Add(sequences * CeilDiv(c_.vocab_size, kArgmaxEntries) * 8);
+    return count_.peak();
+  }
+
  private:
   void Bf16(int64_t elements) {
     count_.Add(elements * kBf16Bytes);
@@ -98,35 +120,63 @@ class Counter {
   void Forward() {
     const int64_t rows = s_.rows;
     const int64_t pairs = c_.qk_rope_head_dim / 2;
-    Bf16(rows * kHcStreams * c_.hidden_size);
-    for (int i = 0; i < 3; ++i) Words(rows * kHcStreams);
-    Words(rows * kHcStreams * kHcStreams);
-    for (int i = 0; i < 3; ++i) Bf16(rows * c_.hidden_size);
-    Bf16(rows * c_.q_lora_rank);
-    for (int i = 0; i < 2; ++i) Words(rows * pairs * 2);
+    Rows(c_.num_experts_per_tok);
+    Words(rows * pairs * 2);
     Words(rows * c_.index_topk);
     Words(rows * c_.candidate_topk_blocks);
-    Words(rows * c_.num_experts_per_tok);
     for (const int64_t ratio : Ratios()) Words(Entries(ratio) * pairs * 2);
     if (s_.drops_rows) {
       Bf16(rows * kHcStreams * c_.hidden_size);
       Words(rows * kHcStreams);
       for (int i = 0; i < 2; ++i) Bf16(rows * c_.hidden_size);
       Words(rows * pairs * 2);
+      if (s_.drafts) Words(rows * pairs * 2);
     }
-    count_.Scope([&] {  // the coefficients of a hyper-connection, in double precision
-      if (s_.gpu) return;
-      count_.Add(rows * kHcCoefficients * 8);
-      count_.Add(rows * 8);
-    });
+    count_.Scope([&] { MixCoefficients(); });
+    if (s_.drafts) DraftContext();
     if (!c_.engram_layer_ids.empty()) count_.Scope([&] { Engram(); });
-    count_.Scope([&] { Attention(); });
+    count_.Scope([&] { Attention(0, !c_.index_source_layer_ids.empty()); });
     for (const int64_t layer : c_.kv_source_layer_ids) {
       count_.Scope([&] { CompressKeys(c_.ratio(layer)); });
     }
-    count_.Scope([&] { MixtureOfExperts(); });
+    count_.Scope([&] { MixtureOfExperts(0); });
     Bf16(s_.logit_rows * c_.hidden_size);
     Linear(s_.logit_rows, c_.hidden_size);
+  }
+
+  // What MakeStep takes.
+  void Rows(int64_t experts_per_row) {
+    const int64_t rows = s_.rows;
+    Bf16(rows * kHcStreams * c_.hidden_size);
+    for (int i = 0; i < 3; ++i) Words(rows * kHcStreams);
+    Words(rows * kHcStreams * kHcStreams);
+    for (int i = 0; i < 3; ++i) Bf16(rows * c_.hidden_size);
+    Bf16(rows * c_.q_lora_rank);
+    Words(rows * c_.qk_rope_head_dim);
+    Words(rows * experts_per_row);
+  }
+
+  // The coefficients of a hyper-connection, in double precision.
+  void MixCoefficients() {
+    if (s_.gpu) return;
+    count_.Add(s_.rows * kHcCoefficients * 8);
+    count_.Add(s_.rows * 8);
+  }
+
+  // The target layers' streams stay to the end of the step.
+  void DraftContext() {
+    const int64_t rows = s_.rows;
+    const int64_t width = std::ssize(c_.dspark_target_layer_ids) * c_.hidden_size;
+    Bf16(rows * width);
+    count_.Scope([&] {
+      for (int i = 0; i < 2; ++i) Bf16(rows * c_.hidden_size);
+      Linear(rows, width);
+      for (int64_t stage = 0; stage < c_.num_nextn_predict_layers; ++stage) {
+        Bf16(rows * c_.head_dim);
+        count_.Add(rows * Bf16RecordBytes(c_.head_dim));
+      }
+      Linear(rows, c_.hidden_size);
+    });
   }
 
   void Engram() {
@@ -137,27 +187,29 @@ class Counter {
     Linear(s_.rows, lookups * c_.engram_head_dim);
   }
 
-  void Attention() {
+  // `block_rows` as of SparseAttention; without index and compressed keys for draft layers.
+  void Attention(int64_t block_rows, bool indexed) {
     const int64_t rows = s_.rows;
     const int64_t wide = c_.num_attention_heads * c_.head_dim;
     Bf16(rows * c_.q_lora_rank);
     Bf16(rows * c_.head_dim);
     count_.Add(rows * Q8RecordBytes(c_.head_dim));
     Bf16(rows * wide);
-    if (!c_.index_source_layer_ids.empty()) {
+    if (indexed) {
       Bf16(rows * c_.index_n_heads * c_.index_head_dim);
       Bf16(rows * c_.index_n_heads);
     }
     Linear(rows, std::max(c_.hidden_size, c_.q_lora_rank));
-    if (!c_.index_source_layer_ids.empty()) count_.Scope([&] { SelectEntries(); });
+    if (indexed) count_.Scope([&] { SelectEntries(); });
     Bf16(rows * wide);
+    const int64_t keys = c_.sliding_window + (block_rows > 0 ? block_rows : c_.index_topk);
     count_.Scope([&] {
       constexpr int64_t kKeysPerBlock = 64;
       if (s_.gpu) {
         // Lists of keys of many rows; exchanged probabilities of few.
         constexpr int64_t kFewRows = 16;
         constexpr int64_t kExchangeBytes = int64_t{96} << 10;
-        count_.Add(rows * (c_.sliding_window + c_.index_topk + kKeysPerBlock) * 8);
+        count_.Add(rows * (keys + kKeysPerBlock) * 8);
         count_.Add(rows * kWordBytes);
         count_.Add(std::min(rows, kFewRows) * kExchangeBytes);
         return;
@@ -171,7 +223,7 @@ class Counter {
         Words(heads * kKeysPerBlock);
         Words(heads);
       }
-      if (rows < 2 * s_.num_threads) Words((c_.sliding_window + c_.index_topk) * stride);
+      if (rows < 2 * s_.num_threads) Words(keys * stride);
     });
     Bf16(rows * c_.o_groups * c_.o_lora_rank);
     Linear(rows, wide / c_.o_groups);
@@ -217,13 +269,13 @@ class Counter {
     Linear(entries, c_.head_dim);
   }
 
-  void MixtureOfExperts() {
+  void MixtureOfExperts(int64_t layer) {
     const int64_t rows = s_.rows;
-    const int64_t slots = rows * c_.num_experts_per_tok;
-    Words(rows * c_.n_routed_experts);
+    const int64_t slots = rows * c_.experts_per_row(layer);
+    Words(rows * c_.num_experts(layer));
     Linear(rows, c_.hidden_size);
     for (int i = 0; i < 4; ++i) Words(slots);
-    Words(c_.n_routed_experts + 1);
+    Words(c_.num_experts(layer) + 1);
     for (int i = 0; i < 2; ++i) Bf16(slots * c_.moe_intermediate_size);
     Bf16(slots * c_.hidden_size);
     Bf16(rows * c_.hidden_size);
@@ -254,6 +306,15 @@ class Counter {
 
 int64_t StepScratchBytes(const ModelConfig& config, const StepShape& shape) {
   return Counter(config, shape).Count();
+}
+
+int64_t DraftScratchBytes(const ModelConfig& config, const DraftShape& shape) {
+  const StepShape rows{.rows = shape.sequences * shape.block,
+                       .sequences = shape.sequences,
+                       .table_pages = shape.table_pages,
+                       .num_threads = shape.num_threads,
+                       .gpu = shape.gpu};
+  return Counter(config, rows).CountDrafts(shape.block);
 }
 
 }  // namespace deepinfer

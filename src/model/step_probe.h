@@ -29,6 +29,7 @@ enum class StepPart : uint8_t {
   kExperts,
   kSharedExpert,
   kCombine,
+  kDraftContext,  // what the draft layers keep of a step's rows, where the model drafts
   kHead,
 };
 inline constexpr size_t kNumStepParts = static_cast<size_t>(StepPart::kHead) + 1;

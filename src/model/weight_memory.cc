@@ -18,9 +18,8 @@ int64_t PackedBytes(StoredDType dtype, int64_t n, int64_t k) {
   return LinearTiledBytes(format, n, k) + kHeaderBytes;
 }
 
-bool IsLoadedOnCpu(TensorGroup group) {
-  return group != TensorGroup::kDraftExperts && group != TensorGroup::kDraft &&
-         group != TensorGroup::kVision;
+bool IsDraft(TensorGroup group) {
+  return group == TensorGroup::kDraftExperts || group == TensorGroup::kDraft;
 }
 
 }  // namespace
@@ -33,16 +32,17 @@ int64_t WeightMemory::mapped_bytes() const {
   return std::accumulate(mapped.begin(), mapped.end(), int64_t{0});
 }
 
-WeightMemory CpuWeightMemory(const ModelConfig& config) {
+WeightMemory CpuWeightMemory(const ModelConfig& config, bool drafting) {
   WeightMemory memory;
   for (const TensorSpec& tensor : ExpectedTensors(config)) {
-    if (!IsLoadedOnCpu(tensor.group)) continue;
+    if (tensor.group == TensorGroup::kVision || (IsDraft(tensor.group) && !drafting)) continue;
     const auto group = static_cast<size_t>(tensor.group);
     int64_t& resident = memory.resident[group];
     const int64_t bytes = StoredBytes(tensor);
-    if (tensor.group == TensorGroup::kEngramTable || tensor.name == "embed.weight") {
+    if (tensor.group == TensorGroup::kEngramTable || tensor.name.ends_with("embed.weight")) {
       memory.mapped[group] += bytes;
-    } else if (tensor.shape.size() != 2 || tensor.dtype == StoredDType::kF32) {
+    } else if (tensor.shape.size() != 2 || tensor.dtype == StoredDType::kF32 ||
+               tensor.name.ends_with("confidence_head.proj.weight")) {
       resident += bytes;
     } else if (tensor.name.ends_with("attn.wo_a.weight")) {
       resident += config.o_groups *
@@ -61,10 +61,11 @@ bool IsSplitOverRanks(TensorGroup group) {
          group == TensorGroup::kEngramTable;
 }
 
-WeightMemory GpuWeightMemory(const ModelConfig& config, int64_t ranks) {
+WeightMemory GpuWeightMemory(const ModelConfig& config, int64_t ranks, bool drafting) {
   WeightMemory memory;
   const std::array<GroupSize, kNumTensorGroups> groups = SizesByGroup(ExpectedTensors(config));
   for (size_t i = 0; i < kNumTensorGroups; ++i) {
+    if (IsDraft(static_cast<TensorGroup>(i)) && !drafting) continue;
     memory.resident[i] = IsSplitOverRanks(static_cast<TensorGroup>(i))
                              ? CeilDiv(groups[i].bytes, ranks)
                              : groups[i].bytes;

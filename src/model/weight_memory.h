@@ -18,13 +18,13 @@ struct WeightMemory {
   int64_t mapped_bytes() const;
 };
 
-// On a CPU: linears are repacked, the embedding and the Engram tables stay in the mapped files, the
-// draft layers and the vision tower are not loaded.
-WeightMemory CpuWeightMemory(const ModelConfig& config);
+// On a CPU: linears are repacked, the embeddings and the Engram tables stay in the mapped files,
+// the vision tower is not loaded, and the draft layers are where the model drafts.
+WeightMemory CpuWeightMemory(const ModelConfig& config, bool drafting);
 
 // Experts and Engram tables are divided over the ranks; everything else is on each of them.
 bool IsSplitOverRanks(TensorGroup group);
-// On each of `ranks` GPUs, as stored.
-WeightMemory GpuWeightMemory(const ModelConfig& config, int64_t ranks);
+// On each of `ranks` GPUs, as stored; the draft layers where the model drafts.
+WeightMemory GpuWeightMemory(const ModelConfig& config, int64_t ranks, bool drafting);
 
 }  // namespace deepinfer

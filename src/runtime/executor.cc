@@ -9,6 +9,7 @@
 #include "base/check.h"
 #include "base/log.h"
 #include "model/decoder_replay.h"
+#include "model/drafting.h"
 #include "model/engram_token_map.h"
 #include "model/inventory.h"
 #include "model/model.h"
@@ -90,6 +91,7 @@ struct Executor::Impl {
   int64_t drawn = 0;
   int64_t finished = 0;
   std::unique_ptr<StepGraphs> graphs;  // of decoding steps; null where they are not used
+  std::unique_ptr<Drafter> drafter;    // null: no drafting
 
   // Who uses a unit in the step that is being checked: 1 + its chunk, negative if it only reads.
   std::vector<int32_t> block_users, page_users, slot_users;
@@ -164,6 +166,16 @@ Result<std::unique_ptr<Executor>> Executor::Create(const ExecutorOptions& option
                 "text_config.engram_max_ngram_size");
   }
   if (options.replay != ReplayMode::kOff) DI_RETURN_IF_ERROR(CheckDecoderReplay(config));
+  DI_RETURN_IF_ERROR(CheckDrafting(config, options.draft_tokens, options.force_draft_tokens));
+  const bool drafting = options.draft_tokens > 0;
+  if (drafting && options.rollback_tokens <= options.draft_tokens) {
+    return Fail(
+        Code::kInvalidArgument,
+        fmt::format("rollback_tokens is {}; with blocks of {} drafted tokens at least {} "
+                    "are needed.",
+                    options.rollback_tokens, options.draft_tokens, options.draft_tokens + 1),
+        "rollback_tokens");
+  }
   DI_ASSIGN_OR_RETURN(Checkpoint opened, Checkpoint::Open(options.model_dir));
   auto checkpoint = std::make_shared<const Checkpoint>(std::move(opened));
   DI_RETURN_IF_ERROR(CheckInventory(*checkpoint, config));
@@ -204,6 +216,7 @@ Result<std::unique_ptr<Executor>> Executor::Create(const ExecutorOptions& option
                               .max_batched_tokens = options.max_batched_tokens,
                               .max_prompt_logit_rows = options.max_prompt_logit_rows,
                               .rollback_tokens = options.rollback_tokens,
+                              .draft_tokens = options.draft_tokens,
                               .window_cache_pages = options.window_cache_pages,
                               .cache_format = options.cache_format,
                               .drops_rows = options.replay == ReplayMode::kCompact,
@@ -216,16 +229,17 @@ Result<std::unique_ptr<Executor>> Executor::Create(const ExecutorOptions& option
   DI_RETURN_IF_ERROR(CheckFits(plan, request));
   DI_RETURN_IF_ERROR(stream->ReserveScratch(plan.scratch_bytes));
   DI_ASSIGN_OR_RETURN(Buffer logits, Buffer::Allocate(stream->device(), plan.logits_bytes));
-  DI_ASSIGN_OR_RETURN(ModelWeights weights, LoadModelWeights(std::move(checkpoint), config,
-                                                             options.engram_memory, *stream));
+  DI_ASSIGN_OR_RETURN(
+      ModelWeights weights,
+      LoadModelWeights(std::move(checkpoint), config, options.engram_memory, drafting, *stream));
   DI_RETURN_IF_ERROR(stream->Synchronize());
   const int64_t weight_bytes = weights.packed_bytes;
 
   DI_ASSIGN_OR_RETURN(
       CacheMemory memory,
-      CacheMemory::Create(MakeCacheGeometry(config, options.rollback_tokens, options.cache_format),
-                          stream->device(), plan.num_blocks, plan.num_window_pages, plan.num_slots,
-                          gpu));
+      CacheMemory::Create(
+          MakeCacheGeometry(config, options.rollback_tokens, options.cache_format, drafting),
+          stream->device(), plan.num_blocks, plan.num_window_pages, plan.num_slots, gpu));
   Log(LogLevel::kInfo, "model loaded dir={} device={} weight_bytes={} threads={} kernels={}",
       options.model_dir, DeviceName(stream->device()), weight_bytes, stream->pool().num_threads(),
       gpu ? "cuda" : CpuLevelName(stream->cpu_level()));
@@ -249,8 +263,13 @@ Result<std::unique_ptr<Executor>> Executor::Create(const ExecutorOptions& option
     if (std::find(impl.ratios.begin(), impl.ratios.end(), ratio) == impl.ratios.end())
       impl.ratios.push_back(ratio);
   }
-  for (int64_t layer = 0; layer < config.num_hidden_layers; ++layer) {
+  for (int64_t layer = 0; layer < impl.memory.geometry().num_layers; ++layer) {
     impl.caches.window_pages.push_back(impl.memory.WindowPages(layer));
+  }
+  if (drafting) {
+    DI_ASSIGN_OR_RETURN(Drafter drafter, Drafter::Create(config, options.draft_tokens,
+                                                         options.max_sequences, *impl.stream));
+    impl.drafter = std::make_unique<Drafter>(std::move(drafter));
   }
   impl.sampled.assign(static_cast<size_t>(plan.num_slots), kNothingSampled);
   const Device device = impl.stream->device();
@@ -308,6 +327,29 @@ void Executor::SetSampledToken(int32_t slot, int32_t token) {
   DI_CHECK(slot >= 0 && slot < std::ssize(impl_->sampled));
   DI_CHECK(token >= 0 && token < config().vocab_size);
   impl_->sampled[static_cast<size_t>(slot)] = token;
+}
+
+Result<Drafts> Executor::Draft(std::span<const DraftChunk> chunks, bool want_logits,
+                               DraftChooser* chooser) {
+  if (impl_->drafter == nullptr)
+    return Fail(Code::kInvalidArgument, "The executor was made without drafting.", "draft_tokens");
+  const int64_t rows = std::ssize(chunks) * impl_->drafter->block();
+  const int64_t vocab = config().vocab_size;
+  if (rows * vocab * 4 > impl_->logits.bytes()) {
+    return Fail(Code::kInvalidArgument,
+                fmt::format("A drafting pass has {} chunks; allowed are 1 to {}.", chunks.size(),
+                            options().max_sequences),
+                "chunks");
+  }
+  return impl_->drafter->Run(impl_->model, impl_->caches, impl_->memory, chunks,
+                             impl_->logits.View(DType::kF32, {rows, vocab}), want_logits, chooser,
+                             *impl_->stream);
+}
+
+Status Executor::SetDraftTemperatures(std::span<const float> temperatures) {
+  if (impl_->drafter == nullptr)
+    return Fail(Code::kInvalidArgument, "The executor was made without drafting.", "draft_tokens");
+  return impl_->drafter->SetTemperatures(temperatures, *impl_->stream);
 }
 
 Result<TensorView> Executor::Step(const StepPlan& plan, LayerTrace* trace) {

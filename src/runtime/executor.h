@@ -14,10 +14,12 @@
 #include "base/error.h"
 #include "base/thread_pool.h"
 #include "model/config.h"
+#include "model/draft_batch.h"
 #include "model/layer_trace.h"
 #include "model/model_weights.h"
 #include "ops/numerics.h"
 #include "ops/sample_rows/sample_row.h"
+#include "runtime/drafter.h"
 #include "runtime/memory_plan.h"
 #include "state/cache_memory.h"
 #include "state/step_plan.h"
@@ -52,6 +54,11 @@ struct ExecutorOptions {
   int64_t rollback_tokens = 6;          // by which a sequence can be set back in place
   int64_t window_cache_pages = -1;  // window pages for the prefix cache; -1: PlanMemory's choice
   int64_t memory_bytes = 0;         // that may be used; 0: what the device has
+  // Tokens of a drafted block; 0: no drafting, and nothing of the draft layers is loaded. Another
+  // length than the layers were trained on has to be forced (model/drafting.h). A step that
+  // verifies a block needs rollback_tokens to be larger.
+  int64_t draft_tokens = 0;
+  bool force_draft_tokens = false;
   ReplayMode replay = ReplayMode::kOff;
   CacheFormat cache_format = CacheFormat::kPacked;
   bool use_reference_ops =
@@ -101,6 +108,13 @@ class Executor {
   Status BeginStep(const StepPlan& plan);
   void DrawStep(std::span<const ListedDraw> draws, std::span<const int32_t> host_rows);
   Result<DrawnRows> FinishStep();
+
+  // Drafts a block behind every chunk's sequence, whose steps have run with this executor. Nothing
+  // of any state changes. Errors: kInvalidArgument, also without drafting (draft_tokens is 0).
+  Result<Drafts> Draft(std::span<const DraftChunk> chunks, bool want_logits = false,
+                       DraftChooser* chooser = nullptr);
+  // Calibration of the confidences, as of Drafter::SetTemperatures; 1 at first.
+  Status SetDraftTemperatures(std::span<const float> temperatures);
 
   // Records the token that was sampled last for a slot: what a chunk without tokens runs.
   void SetSampledToken(int32_t slot, int32_t token);

@@ -62,7 +62,7 @@ Status CheckMaxModelLen(const ModelConfig& config, int64_t max_model_len) {
 }
 
 CacheGeometry MakeCacheGeometry(const ModelConfig& config, int64_t rollback_tokens,
-                                CacheFormat format) {
+                                CacheFormat format, bool drafting) {
   CacheGeometry geometry;
   const auto bytes = [format](int64_t packed, int64_t channels) {
     return format == CacheFormat::kBf16 ? Bf16RecordBytes(channels) : packed;
@@ -75,7 +75,7 @@ CacheGeometry MakeCacheGeometry(const ModelConfig& config, int64_t rollback_toke
          .index_record_bytes = bytes(Q4PRecordBytes(config.index_head_dim), config.index_head_dim),
          .remainder_floats = ratio == 1 ? 0 : 2 * config.head_dim});
   }
-  geometry.num_layers = config.num_hidden_layers;
+  geometry.num_layers = config.num_hidden_layers + (drafting ? config.num_nextn_predict_layers : 0);
   geometry.window_record_bytes = bytes(Q8RecordBytes(config.head_dim), config.head_dim);
   geometry.remainder_rows = rollback_tokens + 1;
   return geometry;
@@ -117,11 +117,13 @@ int64_t MemoryPlan::SequencesThatFit(int64_t tokens) const {
 
 MemoryPlan PlanMemory(const ModelConfig& config, const MemoryRequest& request) {
   const bool gpu = request.gpu_ranks > 0;
+  const bool drafting = request.draft_tokens > 0;
   const CacheGeometry geometry =
-      MakeCacheGeometry(config, request.rollback_tokens, request.cache_format);
+      MakeCacheGeometry(config, request.rollback_tokens, request.cache_format, drafting);
   MemoryPlan plan;
   plan.memory_bytes = request.memory_bytes;
-  plan.weights = gpu ? GpuWeightMemory(config, request.gpu_ranks) : CpuWeightMemory(config);
+  plan.weights = gpu ? GpuWeightMemory(config, request.gpu_ranks, drafting)
+                     : CpuWeightMemory(config, drafting);
   if (gpu && request.engram_on_host)
     plan.weights.resident[static_cast<size_t>(TensorGroup::kEngramTable)] = 0;
   plan.num_slots = request.max_sequences;
@@ -142,18 +144,30 @@ MemoryPlan PlanMemory(const ModelConfig& config, const MemoryRequest& request) {
   if (request.cache_tokens > 0) {
     context = std::min(context, CeilDiv(request.cache_tokens, kBlockTokens) * kBlockTokens);
   }
-  plan.step_logit_rows =
+  const int64_t step_logit_rows =
       std::min(request.max_batched_tokens, request.max_sequences + request.max_prompt_logit_rows);
+  // Drafting passes and steps take turns, and use the same memory.
+  plan.step_logit_rows = std::max(step_logit_rows, request.max_sequences * request.draft_tokens);
   plan.logits_bytes = plan.step_logit_rows * config.vocab_size * 4;
+  const int64_t table_pages = (plan.history_tokens + request.max_batched_tokens) / kBlockTokens + 2;
   plan.scratch_bytes = StepScratchBytes(
       config, {.rows = request.max_batched_tokens,
                .sequences = std::min(request.max_sequences, request.max_batched_tokens),
-               .logit_rows = plan.step_logit_rows,
+               .logit_rows = step_logit_rows,
                .context = context,
-               .table_pages = (plan.history_tokens + request.max_batched_tokens) / kBlockTokens + 2,
+               .table_pages = table_pages,
                .drops_rows = request.drops_rows,
+               .drafts = drafting,
                .num_threads = request.num_threads,
                .gpu = gpu});
+  if (drafting) {
+    plan.scratch_bytes =
+        std::max(plan.scratch_bytes, DraftScratchBytes(config, {.sequences = request.max_sequences,
+                                                                .block = request.draft_tokens,
+                                                                .table_pages = table_pages,
+                                                                .num_threads = request.num_threads,
+                                                                .gpu = gpu}));
+  }
 
   const int64_t block_bytes = std::max<int64_t>(1, geometry.BytesPerBlock());
   if (request.cache_tokens > 0) {

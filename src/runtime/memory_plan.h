@@ -29,9 +29,9 @@ Result<CacheFormat> ParseCacheFormat(std::string_view name);
 Status CheckMaxModelLen(const ModelConfig& config, int64_t max_model_len);
 
 // Record sizes that follow from the model configuration. `rollback_tokens`: by how much a sequence
-// can be set back in place.
+// can be set back in place. `drafting`: window pages also hold the keys of the draft stages.
 CacheGeometry MakeCacheGeometry(const ModelConfig& config, int64_t rollback_tokens,
-                                CacheFormat format = CacheFormat::kPacked);
+                                CacheFormat format = CacheFormat::kPacked, bool drafting = false);
 
 struct MemoryRequest {
   int64_t max_sequences = 1;
@@ -43,6 +43,8 @@ struct MemoryRequest {
   int64_t max_batched_tokens = 2048;    // rows of the largest step
   int64_t max_prompt_logit_rows = 256;  // of a step, beyond one per sequence
   int64_t rollback_tokens = 6;
+  int64_t draft_tokens =
+      0;  // of a block; 0: no drafting, and nothing of the draft layers is loaded
   // Window pages beyond those of running sequences, for the prefix cache. -1: two for every
   // sequence, which is what a conversation that pauses leaves behind.
   int64_t window_cache_pages = -1;
@@ -70,7 +72,7 @@ struct MemoryPlan {
   int64_t block_pool_bytes = 0;
   int64_t window_pool_bytes = 0;
   int64_t slot_pool_bytes = 0;
-  int64_t scratch_bytes = 0;  // of the largest step
+  int64_t scratch_bytes = 0;  // of the largest step, or of the largest drafting pass
   int64_t logits_bytes = 0;
   int64_t host_bytes = 0;  // tokenizer, sampler, tables of the pools and the prefix cache
   int64_t memory_bytes = 0;

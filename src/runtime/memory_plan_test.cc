@@ -36,6 +36,35 @@ TEST(MemoryPlan, Bf16RecordsTakeTwoBytesPerChannel) {
   EXPECT_EQ(geometry.BytesPerSlot(), 7 * 3 * 4096);
 }
 
+// The model description's figures: 202,752 bytes of window more per 128 tokens for the draft stages
+// (section 16), and 7,932,874,632 bytes of weights (section 4.4).
+TEST(MemoryPlan, DraftingIsPaidForWhereItIsAskedFor) {
+  const ModelConfig config = Released();
+  const CacheGeometry geometry = MakeCacheGeometry(config, 6, CacheFormat::kPacked, true);
+  EXPECT_EQ(geometry.BytesPerWindowPage(), 40 * 528 * kBlockTokens + 202752);
+  MemoryRequest request{.max_sequences = 4, .cache_tokens = 1000, .memory_bytes = int64_t{1} << 40};
+  const auto groups = [](const MemoryPlan& plan) {
+    return plan.weights.resident[static_cast<size_t>(TensorGroup::kDraft)] +
+           plan.weights.resident[static_cast<size_t>(TensorGroup::kDraftExperts)];
+  };
+  for (const int64_t ranks : {0, 1}) {
+    request.gpu_ranks = ranks;
+    request.draft_tokens = 0;
+    const MemoryPlan off = PlanMemory(config, request);
+    EXPECT_EQ(groups(off), 0);
+    request.draft_tokens = 5;
+    const MemoryPlan on = PlanMemory(config, request);
+    // A CPU leaves the Markov embedding in the file, and its layouts have padding.
+    const int64_t mapped = on.weights.mapped_bytes() - off.weights.mapped_bytes();
+    EXPECT_EQ(mapped, ranks == 0 ? int64_t{129280} * 256 * 2 : 0);
+    EXPECT_NEAR(static_cast<double>(groups(on) + mapped), 7932874632.0,
+                ranks == 0 ? 7932874632.0 / 50 : 0.0);
+    EXPECT_GT(on.window_pool_bytes, off.window_pool_bytes);
+    EXPECT_GE(on.scratch_bytes, off.scratch_bytes);
+    EXPECT_EQ(on.block_pool_bytes, off.block_pool_bytes);
+  }
+}
+
 TEST(MemoryPlan, FormatsHaveNames) {
   EXPECT_EQ(ParseCacheFormat("packed").value(), CacheFormat::kPacked);
   EXPECT_EQ(ParseCacheFormat("bf16").value(), CacheFormat::kBf16);

@@ -1,5 +1,6 @@
 #include "runtime/session.h"
 
+#include <algorithm>
 #include <optional>
 #include <utility>
 
@@ -106,6 +107,19 @@ Result<TensorView> Session::Append(std::span<const int32_t> ids, int64_t num_log
                                    LayerTrace* trace) {
   const Part part{this, ids, num_logit_rows};
   return Step({&part, 1}, trace);
+}
+
+DraftChunk Session::ChunkForDraft(int32_t anchor) const {
+  return {.anchor = anchor,
+          .length = state_.num_tokens(),
+          .window_pages = state_.window_pages(),
+          .first_window_page = state_.first_window_page(),
+          .window_begin = std::max(decoder_begin_, state_.window_begin())};
+}
+
+Result<Drafts> Session::Draft(int32_t anchor, bool want_logits) const {
+  const DraftChunk chunk = ChunkForDraft(anchor);
+  return executor_->Draft({&chunk, 1}, want_logits);
 }
 
 bool Session::Truncate(int64_t tokens) {

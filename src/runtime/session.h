@@ -54,6 +54,11 @@ class Session {
   Result<TensorView> Append(std::span<const int32_t> ids, int64_t num_logit_rows,
                             LayerTrace* trace = nullptr);
 
+  // Drafts a block behind the sequence, of which `anchor` is the next token. Result as of
+  // Executor::Draft; several sequences at once by their chunks.
+  Result<Drafts> Draft(int32_t anchor, bool want_logits = false) const;
+  DraftChunk ChunkForDraft(int32_t anchor) const;
+
   // Forgets all but the first tokens. False, with nothing changed, where SequenceState cannot.
   bool Truncate(int64_t tokens);
   // The state as bytes.

@@ -43,4 +43,15 @@ struct StepPlan {
   std::vector<StepChunk> chunks;       // each slot at most once
 };
 
+// A block of drafted tokens behind a sequence, which it does not change.
+struct DraftChunk {
+  int32_t anchor = -1;  // the token at position `length`: sampled, without state
+  int64_t length = 0;   // tokens whose state the sequence holds
+  std::span<const int32_t> window_pages = {};  // as of StepChunk, of the positions before `length`
+  int64_t first_window_page = 0;
+  // No key before this position is seen: the later of window_begin and decoder_begin of the steps
+  // that ran the sequence.
+  int64_t window_begin = 0;
+};
+
 }  // namespace deepinfer

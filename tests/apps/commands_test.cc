@@ -169,6 +169,37 @@ TEST_F(CommandsTest, LogitsDoNotDependOnChunksAndLastKeepsTheLastRows) {
   EXPECT_FALSE(Tensor(Path("reference"), "whole") == whole);
 }
 
+TEST_F(CommandsTest, DraftsOfLogitsStandBehindEveryStep) {
+  json ids = json::array();
+  for (int i = 0; i < 40; ++i) ids.push_back(i * 37 % 512);
+  const std::string input = Write(
+      "in", json{{"id", "whole"}, {"token_ids", ids}}.dump() + "\n" +
+                json{{"id", "cut"}, {"token_ids", ids}, {"chunks", {1, 7, 30, 2}}}.dump() + "\n");
+  ASSERT_EQ(Run("logits --model " + std::string(kModel) + " --input " + input + " --output " +
+                Path("out") + " --last 1 --drafts"),
+            0);
+  std::vector<int64_t> shape;
+  const auto ints = [&](const std::string& name) {
+    const std::string bytes = Tensor(Path("out"), name, &shape);
+    std::vector<int32_t> values(bytes.size() / 4);
+    std::memcpy(values.data(), bytes.data(), bytes.size());
+    return values;
+  };
+  EXPECT_EQ(ints("cut/draft_pos"), (std::vector<int32_t>{1, 8, 38, 40}));
+  const std::vector<int32_t> tokens = ints("cut/draft_tokens");
+  EXPECT_EQ(shape, (std::vector<int64_t>{4, 4}));
+  // The anchors are the line's next tokens.
+  for (const int i : {0, 1, 2}) EXPECT_EQ(tokens[4 * i], (i == 0 ? 1 : i == 1 ? 8 : 38) * 37 % 512);
+  EXPECT_EQ(ints("whole/draft_tokens"), (std::vector<int32_t>{tokens.begin() + 12, tokens.end()}));
+  for (const char* name : {"draft_conf", "draft_gap"}) {
+    const std::string cut = Tensor(Path("out"), std::string("cut/") + name, &shape);
+    EXPECT_EQ(shape, (std::vector<int64_t>{4, 3}));
+    EXPECT_TRUE(cut.substr(3 * 12) == Tensor(Path("out"), std::string("whole/") + name)) << name;
+  }
+  Tensor(Path("out"), "cut/draft_logits", &shape);
+  EXPECT_EQ(shape, (std::vector<int64_t>{4, 3, 512}));
+}
+
 TEST_F(CommandsTest, TheInputIsNeverTheOutput) {
   const std::string content = "{\"id\": 1, \"text\": \"x\"}\n";
   const std::string input = Write("in", content);

@@ -78,14 +78,46 @@ TEST_P(MemoryPlanTest, NoStepTakesMoreScratchThanPlanned) {
   }
 }
 
+TEST_P(MemoryPlanTest, NoDraftingPassTakesMoreScratchThanPlanned) {
+  for (const int64_t rows : {1, 64, 256}) {
+    for (const int64_t sequences : {1, 8}) {
+      ExecutorOptions options = Options(GetParam());
+      options.max_batched_tokens = rows;
+      options.max_sequences = sequences;
+      options.draft_tokens = 3;
+      std::unique_ptr<Executor> executor = Create(options);
+      const int64_t planned = executor->memory_plan().scratch_bytes;
+      const int64_t before = executor->memory_use().held_scratch_bytes;
+      std::mt19937 random(7);
+      StatePools pools = MakeStatePools(*executor);
+      std::vector<Session> sessions;
+      std::vector<DraftChunk> chunks;
+      for (int64_t s = 0; s < sequences; ++s) {
+        sessions.push_back(*Session::Create(*executor, pools));
+        for (int64_t done = 0; done < 140; done += rows)
+          ASSERT_TRUE(sessions.back().Append(Ids(rows, random), 1).has_value());
+      }
+      for (const Session& session : sessions) chunks.push_back(session.ChunkForDraft(5));
+      ASSERT_TRUE(executor->Draft(chunks).has_value());
+      const MemoryUse use = executor->memory_use();
+      EXPECT_LE(use.peak_scratch_bytes, planned) << rows << " rows, " << sequences;
+      EXPECT_EQ(use.held_scratch_bytes, before) << rows << " rows, " << sequences;
+      EXPECT_GE(use.peak_scratch_bytes, planned / 2) << "the plan is too large";
+    }
+  }
+}
+
 TEST_P(MemoryPlanTest, WeightsTakeWhatIsPlanned) {
   for (const CpuLevel level : {CpuLevel::kScalar, CpuLevel::kAvx2, CpuLevel::kAmx}) {
-    ExecutorOptions options = Options(GetParam());
-    options.max_cpu_level = level;
-    std::unique_ptr<Executor> executor = Create(options);
-    const int64_t planned = executor->memory_plan().weights.resident_bytes();
-    EXPECT_LE(executor->memory_use().weight_bytes, planned);
-    EXPECT_GE(executor->memory_use().weight_bytes, planned / 2);
+    for (const int64_t draft_tokens : {0, 3}) {
+      ExecutorOptions options = Options(GetParam());
+      options.max_cpu_level = level;
+      options.draft_tokens = draft_tokens;
+      std::unique_ptr<Executor> executor = Create(options);
+      const int64_t planned = executor->memory_plan().weights.resident_bytes();
+      EXPECT_LE(executor->memory_use().weight_bytes, planned);
+      EXPECT_GE(executor->memory_use().weight_bytes, planned / 2);
+    }
   }
 }
 

@@ -2,10 +2,12 @@
 // such a build cannot create a CUDA stream.
 #include "ops/cache_records/cache_records_impl.h"
 #include "ops/compressor/compressor_impl.h"
+#include "ops/draft_block/draft_block_impl.h"
 #include "ops/embedding/embedding_impl.h"
 #include "ops/engram/engram_impl.h"
 #include "ops/gated_linear/gated_linear_impl.h"
 #include "ops/gather_rows/gather_rows_impl.h"
+#include "ops/hyper_connection/hc_collapse_impl.h"
 #include "ops/hyper_connection/hyper_connection_impl.h"
 #include "ops/indexer/indexer_impl.h"
 #include "ops/latent_inputs/latent_inputs_impl.h"
@@ -41,7 +43,16 @@ Status CompressPairs(const CompressPairsArgs&, Stream&) {
 Status SampleRows(const SampleRowsArgs&, Stream&) {
   return Absent();
 }
+Status BlockRows(const BlockRowsArgs&, Stream&) {
+  return Absent();
+}
+Status BiasedArgmax(const BiasedArgmaxArgs&, Stream&) {
+  return Absent();
+}
 Status PlaceSampledTokens(const PlaceSampledTokensArgs&, Stream&) {
+  return Absent();
+}
+Status BlockConfidence(const BlockConfidenceArgs&, Stream&) {
   return Absent();
 }
 Status Embedding(const EmbeddingArgs&, Stream&) {
@@ -60,6 +71,9 @@ Status GatedLinear(const GatedLinearArgs&, Stream&) {
   return Absent();
 }
 Status GatherRows(const GatherRowsArgs&, Stream&) {
+  return Absent();
+}
+Status HcCollapse(const HcCollapseArgs&, Stream&) {
   return Absent();
 }
 Status HcMix(const HcMixArgs&, Stream&) {

@@ -6,7 +6,8 @@
 //   records = WindowRecords(RmsNorm(kv, kv_weight), table)           (ops/cache_records)
 //   and WriteWindowPages(records, layout, pages)
 //
-// as one operation. Attention of the same step may follow: it reads a step's own rows from
+// as one operation. Without `q` the key alone; without `pages` nothing is kept for later steps.
+// Attention of the same step may follow: it reads a step's own rows from
 // `records`, and pages hold no row's position twice.
 #pragma once
 
@@ -18,15 +19,15 @@
 namespace deepinfer {
 
 struct LatentInputsArgs {
-  TensorView q;          // [rows, q_lora_rank] bf16
-  TensorView q_weight;   // [q_lora_rank] bf16
-  TensorView q_grid;     // [rows, q_lora_rank] bf16
+  TensorView q;          // [rows, q_lora_rank] bf16, or empty
+  TensorView q_weight;   // [q_lora_rank] bf16; empty with q
+  TensorView q_grid;     // [rows, q_lora_rank] bf16; empty with q
   TensorView kv;         // [rows, head_dim] bf16; may be overwritten
   TensorView kv_weight;  // [head_dim] bf16
   TensorView table;      // [rows, pairs, 2] f32
   TensorView records;    // [rows, record bytes] U8
   BatchLayout layout;
-  TensorView pages;  // [pages, positions per page, record bytes] U8
+  TensorView pages;  // [pages, positions per page, record bytes] U8, or empty
   float eps = 1e-20f;
 };
 

@@ -96,7 +96,7 @@ __global__ void __launch_bounds__(kQueryChunks == 1 ? 1024 : 128, kQueryChunks =
   WaitForPreviousKernel();
   AllowNextKernel();
   kv.Load(p.kv, row);
-  uint8_t* place = WindowPlace(p.pages, row);
+  uint8_t* place = p.pages.pages == nullptr ? nullptr : WindowPlace(p.pages, row);
   const float scale = kv.Scale(p.kv.channels, p.eps, shared + p.q_warps * kQueryChunks * 32, 2);
 #pragma unroll
   for (int i = 0; i < kKeyChunks; ++i) {
@@ -131,21 +131,25 @@ Status LatentInputs(const LatentInputsArgs& args, Stream& stream) {
   const int64_t record_bytes = args.records.dim(1);
   const bool bf16 = record_bytes == 2 * dim;
   const int64_t unit = bf16 ? 16 : 8;
+  const auto optional = [](const TensorView& view) {
+    return view.empty() ? Bf16Rows() : Bf16Rows(view);
+  };
   const LatentInputsParams params{
-      .q = Bf16Rows(args.q),
-      .q_weight = Bf16Rows(args.q_weight),
-      .q_grid = Bf16Rows(args.q_grid),
+      .q = optional(args.q),
+      .q_weight = optional(args.q_weight),
+      .q_grid = optional(args.q_grid),
       .kv = Bf16Rows(args.kv),
       .kv_weight = Bf16Rows(args.kv_weight),
       .table = RotationTable(args.table, dim),
       .format = {.channels = static_cast<int>(dim),
                  .bf16 = bf16,
                  .vector = IsAligned(args.records.data(), args.records.row_stride(), unit) &&
-                           IsAligned(args.pages.data(), args.pages.row_stride(), unit) &&
+                           (args.pages.empty() ||
+                            IsAligned(args.pages.data(), args.pages.row_stride(), unit)) &&
                            record_bytes % unit == 0},
       .records = args.records.Row<uint8_t>(0),
       .record_stride = args.records.row_stride(),
-      .pages = WindowPages(args.pages, args.layout),
+      .pages = args.pages.empty() ? WindowPages() : WindowPages(args.pages, args.layout),
       .rows = args.layout.num_rows(),
       .rows_per_block = 1,
       .q_warps = 1,
@@ -154,7 +158,7 @@ Status LatentInputs(const LatentInputsArgs& args, Stream& stream) {
   const int q_chunks = NumChunks(params.q.channels);
   const int kv_chunks = NumChunks(params.kv.channels);
   if (params.rows > 4 * stream.sm_count() && q_chunks <= 5 && kv_chunks <= 2)
-    return LaunchLatentInputs<5, 2>(params, 1, 1, 2, stream);
+    return LaunchLatentInputs<5, 2>(params, q_chunks > 0 ? 1 : 0, 1, 2, stream);
   if (q_chunks + kv_chunks <= 32)
     return LaunchLatentInputs<1, 1>(params, q_chunks, kv_chunks, 1, stream);
   return Fail(Code::kUnsupported,

@@ -141,5 +141,28 @@ TEST_F(LatentInputsCuda, ARowHasTheSameBitsAlone) {
   }
 }
 
+TEST_F(LatentInputsCuda, TheKeyAloneHasTheSameBitsAndPagesMayBeLeftOut) {
+  for (const Width& w : kWidths) {
+    for (const int64_t rows : {int64_t{5}, int64_t{4 * stream().sm_count() + 7}}) {
+      const Inputs whole(w, rows, Q8RecordBytes(w.kv_channels), stream());
+      const Inputs key(w, rows, Q8RecordBytes(w.kv_channels), stream());
+      const Inputs kept(w, rows, Q8RecordBytes(w.kv_channels), stream());
+      ASSERT_TRUE(LatentInputs(whole.Args(), stream()).has_value());
+      LatentInputsArgs args = key.Args();
+      args.q = args.q_weight = args.q_grid = {};
+      ASSERT_TRUE(LatentInputs(args, stream()).has_value());
+      args = kept.Args();
+      args.pages = {};
+      ASSERT_TRUE(LatentInputs(args, stream()).has_value());
+      const Outputs expected = whole.Download(stream());
+      EXPECT_EQ(key.Download(stream()).records, expected.records);
+      EXPECT_EQ(key.Download(stream()).pages, expected.pages);
+      EXPECT_EQ(kept.Download(stream()).grid, expected.grid);
+      EXPECT_EQ(kept.Download(stream()).records, expected.records);
+      for (const uint8_t byte : kept.Download(stream()).pages) ASSERT_EQ(byte, 0xff);
+    }
+  }
+}
+
 }  // namespace
 }  // namespace deepinfer

@@ -47,7 +47,8 @@ void RunVector(const SparseAttentionArgs& args, Stream& stream) {
     });
     return;
   }
-  const int64_t max_keys = args.window + (args.kv_blocks.empty() ? 0 : args.selected.dim(1));
+  const int64_t max_keys =
+      args.window + args.block_rows + (args.kv_blocks.empty() ? 0 : args.selected.dim(1));
   float* decoded = scope.Allocate<float>(max_keys * cpu::AttentionStride(dim));
   KeyList keys;
   constexpr int64_t kHeadsPerPart = 4;
@@ -94,6 +95,13 @@ Status SparseAttention(const SparseAttentionArgs& args, Stream& stream) {
       ExpectTensor(args.table, DType::kF32, {rows, -1, 2}, "SparseAttention", "table"));
   DI_RETURN_IF_ERROR(
       ExpectTensor(args.out, DType::kBf16, {rows, heads * dim}, "SparseAttention", "out"));
+  if (args.window < 1 || args.block_rows < 0) {
+    return Fail(Code::kInvalidArgument,
+                fmt::format("SparseAttention: window is {} and block_rows {}; allowed are at least "
+                            "1 and 0.",
+                            args.window, args.block_rows),
+                "window");
+  }
   if (dim % kQ8Group != 0 || 2 * args.table.dim(1) > dim) {
     return Fail(
         Code::kInvalidArgument,

@@ -28,6 +28,10 @@ struct SparseAttentionArgs {
   // A row at p sees positions max(0, p - window + 1, window_begin) ... p: none if p lies before
   // window_begin.
   int64_t window = 128;
+  // Not 0: the step's rows of a sequence, at most so many, are a block. Each of them sees all of
+  // them, and the same `window` positions in front of the first: those from max(0, first - window,
+  // window_begin) to the block's last.
+  int64_t block_rows = 0;
   TensorView kv_blocks;  // [blocks, entries per block, record bytes] U8, or empty: window only
   TensorView selected;   // [rows, topk] i32, entries ascending then -1; empty with kv_blocks
   BatchLayout layout;

@@ -228,7 +228,8 @@ AttentionParams MakeParams(const SparseAttentionArgs& args) {
   p.heads = static_cast<int>(args.q.dim(1));
   p.dim = static_cast<int>(args.q.dim(2));
   p.pairs = static_cast<int>(args.table.dim(1));
-  p.window = static_cast<int>(args.window);
+  p.window = static_cast<int>(args.window + args.block_rows);
+  p.block_rows = static_cast<int>(args.block_rows);
   p.page_rows = MakeDivisor(args.window_pages.dim(1));
   p.window_bytes = static_cast<int>(args.window_pages.dim(2));
   p.window_bf16 = p.window_bytes == Bf16RecordBytes(p.dim);

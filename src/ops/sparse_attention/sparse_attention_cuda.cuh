@@ -70,7 +70,8 @@ struct AttentionParams {
   int heads;
   int dim;
   int pairs;
-  int window;
+  int window;      // window keys of a row at most, a block's rows among them
+  int block_rows;  // 0: rows see what is before them
   int topk;
   Divisor page_rows;
   Divisor entries_per_block;
@@ -102,9 +103,15 @@ __device__ inline RowKeys WindowKeys(const AttentionParams& p, int row) {
   const int position = p.positions[row];
   keys.first_row = p.sequence_start[sequence];
   keys.step_start = p.positions[keys.first_row];
-  const int begin = max(max(0, position - p.window + 1), p.window_begin[sequence]);
+  int first = position - p.window + 1;
+  int last = position;
+  if (p.block_rows > 0) {
+    first = keys.step_start - (p.window - p.block_rows);
+    last = p.positions[p.sequence_start[sequence + 1] - 1];
+  }
+  const int begin = max(max(0, first), p.window_begin[sequence]);
   keys.first_position = begin;
-  keys.num_window = max(0, position - begin + 1);
+  keys.num_window = max(0, last - begin + 1);
   keys.num_keys = keys.num_window;
   keys.first_page = p.window_first_page[sequence];
   keys.pages = p.window_table + sequence * p.window_table_stride;

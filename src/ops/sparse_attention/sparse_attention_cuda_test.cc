@@ -34,6 +34,7 @@ struct Options {
   bool window_bf16 = false;
   bool kv_bf16 = false;
   bool rotate_q = false;
+  int64_t block_rows = 0;
 };
 
 constexpr int64_t kEntriesPerBlock = 100;  // no power of two, which divisors must handle
@@ -205,6 +206,7 @@ class AttentionCase {
     args.window_records = window;
     args.window_pages = pages;
     args.window = shape_.window;
+    args.block_rows = options_.block_rows;
     if (options_.compressed) {
       args.kv_blocks = blocks;
       args.selected = selected;
@@ -399,6 +401,23 @@ TEST_F(SparseAttentionCudaTest, TheWindowEndsWhereItIsSaidToBegin) {
       EXPECT_EQ(poisoned.RunCuda(stream()), expected);
       if (compressed) continue;
       for (uint16_t bits : expected.at({9, 22})) ASSERT_EQ(bits & 0x7fff, 0);
+    }
+  }
+}
+
+TEST_F(SparseAttentionCudaTest, BlocksMatchTheCpuAndHaveTheSameBitsAlone) {
+  for (const auto& [shape, rows] :
+       std::vector<std::pair<Shape, int64_t>>{{kTiny, 3}, {kOdd, 5}, {kReal, 5}}) {
+    const Options options = {.compressed = false, .rotate_q = true, .block_rows = rows};
+    // More than 16 rows of the model are the work of another kernel than one block.
+    const std::vector<Chunk> batch = {
+        {1, 1, rows}, {2, shape.window + 1, rows}, {3, 0, rows}, {4, 3 * shape.window, rows}};
+    AttentionCase test(shape, batch, options);
+    const Outputs expected = test.RunCuda(stream());
+    ExpectClose(test.shape(), test.RunCpu(cpu_stream()), expected, Numerics::kProduction);
+    for (const Chunk& chunk : batch) {
+      for (const auto& [key, row] : AttentionCase(shape, {chunk}, options).RunCuda(stream()))
+        EXPECT_EQ(expected.at(key), row) << "alone, position " << key.second;
     }
   }
 }

@@ -16,16 +16,20 @@ void CollectKeys(const SparseAttentionArgs& args, int64_t row, KeyList* keys) {
   const BatchLayout& layout = args.layout;
   const int64_t sequence = layout.row_sequence.Row<int32_t>(0)[row];
   const int64_t first_row = layout.sequence_start.Row<int32_t>(0)[sequence];
-  const int64_t position = layout.positions.Row<int32_t>(0)[row];
-  const int64_t step_start =
-      layout.positions.Row<int32_t>(0)[first_row];  // first position of this step
+  const int32_t* positions = layout.positions.Row<int32_t>(0);
+  const int64_t step_start = positions[first_row];  // first position of this step
+  int64_t first = positions[row] - args.window + 1;
+  int64_t last = positions[row];
+  if (args.block_rows > 0) {
+    first = step_start - args.window;
+    last = positions[layout.sequence_start.Row<int32_t>(0)[sequence + 1] - 1];
+  }
   const int64_t page_rows = args.window_pages.dim(1);
   const int64_t window_bytes = args.window_pages.dim(2);
   const int32_t* pages = layout.window_table.Row<int32_t>(sequence);
   const int64_t first_page = layout.window_first_page.Row<int32_t>(0)[sequence];
   const int64_t window_begin = layout.window_begin.Row<int32_t>(0)[sequence];
-  for (int64_t p = std::max({int64_t{0}, position - args.window + 1, window_begin}); p <= position;
-       ++p) {
+  for (int64_t p = std::max({int64_t{0}, first, window_begin}); p <= last; ++p) {
     keys->records.push_back(
         p < step_start ? args.window_pages.Row<uint8_t>(pages[p / page_rows - first_page]) +
                              p % page_rows * window_bytes

@@ -267,6 +267,52 @@ TEST(SparseAttention, TheWindowEndsWhereItIsSaidToBegin) {
   }
 }
 
+TEST(SparseAttention, RowsOfABlockSeeAllOfItAndTheWindowInFrontOfIt) {
+  // What the last row of a block sees is what it sees without blocks in a window that is longer by
+  // the block. So every row's query, put in its place, must give that row's result.
+  for (Shape shape : {kTiny, kOdd}) {
+    for (bool reference : {false, true}) {
+      for (int threads : {1, 8}) {
+        for (int64_t first : {int64_t{0}, int64_t{1}, shape.window - 1, shape.window,
+                              shape.window + 1, 3 * shape.window, int64_t{126}}) {
+          constexpr int64_t kRows = 5;
+          Stream stream(threads);
+          stream.set_use_reference(reference);
+          AttentionCase block(shape, {{3, 40, kRows}, {9, first, kRows}}, false);
+          block.args().block_rows = kRows;
+          const Outputs outputs = block.Run(stream);
+          for (int64_t r = 0; r < kRows; ++r) {
+            AttentionCase causal(shape, {{9, first, kRows}}, false);
+            SparseAttentionArgs& args = causal.args();
+            args.window = shape.window + kRows;
+            std::copy_n(args.q.Row<Bf16>(r), args.q.row_size(), args.q.Row<Bf16>(kRows - 1));
+            std::copy_n(args.table.Row<float>(r), args.table.row_size(),
+                        args.table.Row<float>(kRows - 1));
+            const Outputs longer = causal.Run(stream);
+            EXPECT_EQ(outputs.at({9, first + r}), longer.at({9, first + kRows - 1}))
+                << "slot " << r << " of a block at " << first;
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(SparseAttention, ABlockHasTheSameBitsAloneAndSeesNothingBeforeItsWindowBegins) {
+  Stream stream(2);
+  AttentionCase both(kTiny, {{3, 40, 3}, {9, 20, 3}}, false);
+  both.args().block_rows = 3;
+  both.layout().set_window_begin(1, 17);
+  const Outputs expected = both.Run(stream);
+  AttentionCase alone(kTiny, {{9, 20, 3}}, false);
+  alone.args().block_rows = 3;
+  alone.layout().set_window_begin(0, 17);
+  for (int64_t p = 0; p < 17; ++p)
+    std::memset(alone.layout().WindowPlace(alone.args().window_pages, 0, p), 0xff,
+                static_cast<size_t>(Q8RecordBytes(kTiny.dim)));
+  for (const auto& [key, row] : alone.Run(stream)) EXPECT_EQ(expected.at(key), row);
+}
+
 TEST(SparseAttention, OneKeyWithoutSinkReturnsItsValue) {
   // A softmax over one key is 1; with the sink far below, the output is the key itself, rotated
   // back.
