@@ -196,8 +196,8 @@ bool TakesWarpgroups(const AttentionParams& p, const Stream& stream) {
 
 // Whether eight blocks per row are faster than one: as long as all of them run at once.
 bool TakesFewRows(const AttentionParams& p) {
-  constexpr int kMaxItems = 15;
-  return p.rows * ((p.heads + 63) / 64) <= kMaxItems && p.window + p.topk <= kFewRowsMaxKeys;
+  return p.rows * ((p.heads + 63) / 64) <= few_rows_max_items &&
+         p.window + p.topk <= kFewRowsMaxKeys;
 }
 
 AttentionParams MakeParams(const SparseAttentionArgs& args) {

@@ -101,7 +101,7 @@ __device__ inline RowKeys WindowKeys(const AttentionParams& p, int row) {
   const int sequence = p.row_sequence[row];
   const int position = p.positions[row];
   keys.first_row = p.sequence_start[sequence];
-  keys.step_start = p.positions[keys.first_row];
+  keys.step_start = position - (row - keys.first_row);  // rows of a sequence have all positions
   const int begin = max(max(0, position - p.window + 1), p.window_begin[sequence]);
   keys.first_position = begin;
   keys.num_window = max(0, position - begin + 1);
@@ -217,5 +217,10 @@ Status WarpgroupAttention(const AttentionParams& params, Stream& stream);
 // A cluster of eight blocks per row, for lists of at most kFewRowsMaxKeys keys:
 Status FewRowsAttention(const AttentionParams& params, Stream& stream);
 inline constexpr int kFewRowsMaxKeys = 640;
+// Whether its blocks push probabilities to each other instead of exchanging them through the
+// second-level cache. A switch for benchmarks.
+inline bool few_rows_push_probabilities = false;
+// Rows (times 64 heads) up to which it is chosen. A switch for benchmarks, too.
+inline int few_rows_max_items = 15;
 
 }  // namespace deepinfer::cuda

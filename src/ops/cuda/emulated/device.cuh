@@ -7,6 +7,7 @@
 #include <cfloat>
 #include <cstdint>
 #include <tuple>
+#include <type_traits>
 
 #include "base/error.h"
 #include "ops/cuda/emulated/fibers.h"
@@ -219,6 +220,21 @@ inline float LoadClusterFloat(const float* shared, uint32_t rank) {
 inline float4 LoadClusterFloat4(const float* shared, uint32_t rank) {
   emulated::CheckAligned(shared, 16, "LoadClusterFloat4");
   return *static_cast<const float4*>(emulated::ClusterPeer(shared, rank));
+}
+
+template <class T>
+inline void StoreClusterAsync(T* shared, uint32_t rank, const std::type_identity_t<T>& value,
+                              Barrier* barrier) {
+  static_assert(sizeof(T) == 4 || sizeof(T) == 8 || sizeof(T) == 16);
+  emulated::CheckAligned(shared, sizeof(T), "StoreClusterAsync");
+  *static_cast<T*>(emulated::ClusterPeer(shared, rank)) = value;
+  emulated::AddToPeerBarrier(barrier, rank, 0, sizeof(T), "StoreClusterAsync");
+}
+inline void ClusterBarrierArrive(Barrier* barrier, uint32_t rank) {
+  emulated::AddToPeerBarrier(barrier, rank, 1, 0, "ClusterBarrierArrive");
+}
+inline void ClusterBarrierWait(Barrier* barrier, uint32_t parity) {
+  emulated::WaitForBarrier(barrier, parity);
 }
 
 // ---- Matrix instructions of a warp --------------------------------------------------------------
