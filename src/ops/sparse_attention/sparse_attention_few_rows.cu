@@ -10,15 +10,15 @@
 // than for many rows. This one is the same, bit for bit: scores, probabilities and denominators
 // have the same steps in the same order.
 //
-// Warpgroup 0 brings and finishes the queries, stages the records of the values, computes scores
-// and probabilities. The other warps decode: ten of them the block's own keys first, quarter by
-// quarter of the channels, so that scores start behind the first quarter, then all of them the
-// values while the tensor cores work on scores. Records are staged by copies where the decoded
-// channels will be: 32 channels are 64 bytes, of which the codes take up to 32 and their scales 16,
-// each lane its own. So nothing waits in registers and one loop decodes everything: code that runs
-// once costs about a cycle per instruction to fetch, and this kernel's predecessor was 6,500
-// instructions long, which took it a fifth of its time. Warpgroups 1 and 2 then sum values, 32
-// channels each, with probabilities as A from registers.
+// Warpgroup 0 brings and finishes the queries and computes scores and probabilities. The other 16
+// warps stage and decode: ten of them copy the records of the block's own keys, six the block's
+// channels of all others; then all decode own keys, quarter by quarter of the channels, so that
+// scores start behind the first quarter, and the values while the tensor cores work on scores.
+// Records are staged where the decoded channels will be: 32 channels are 64 bytes, of which the
+// codes take up to 32 and their scales 16. So nothing waits in registers and one loop decodes
+// everything: code that runs once costs about a cycle per instruction to fetch (a fifth of the time
+// of a version of 6,500 instructions), and a warp alone issues one in three cycles.
+// Warpgroups 1 and 2 then sum values, 32 channels each, with probabilities as A from registers.
 //
 // What blocks tell each other is pushed to where it is needed and counted by barriers there: maxima
 // of every (block of 64 keys, head), sums of probabilities (to the block that adds up the
@@ -36,8 +36,8 @@ using namespace attention;
 namespace {
 
 constexpr int kCluster = 8;
-constexpr int kThreads = 512;
-constexpr int kDecoderWarps = 12;
+constexpr int kThreads = 640;
+constexpr int kDecoderWarps = 16;
 constexpr int kStepKeys = 16;  // of a step of the matrix instructions
 constexpr int kBlockSteps = kBlockKeys / kStepKeys;
 constexpr int kOwnHeads = kHeads / kCluster;  // whose denominators a block adds up
@@ -57,12 +57,15 @@ struct Shape {
   static constexpr int kOwnKeys = kOwnSteps * kStepKeys;
   static constexpr int kBlocks = kKeys / kBlockKeys;
   static constexpr int kPanelBytes = kOwnKeys * kSlotBytes;  // a group of the block's own keys
-  // Warps that decode own keys, eight each. The values of all other keys are units of 16 keys; the
-  // warps without own keys take more of them.
+  // Warps that stage own keys, eight each; the others stage the values of all other keys.
   static constexpr int kKeyWarps = kOwnKeys / 8;
-  static constexpr int kFreeWarps = kDecoderWarps - kKeyWarps;
-  static constexpr int kValueUnits = (kKeys - kOwnKeys) / 16;
-  static constexpr int kUnitsOfKeyWarp = kFreeWarps >= kValueUnits ? 0 : 2;
+  static constexpr int kValueLanes = 32 * (kDecoderWarps - kKeyWarps);
+  static constexpr int kOtherKeys = kKeys - kOwnKeys;
+  static constexpr int kKeysOfLane = (kOtherKeys + kValueLanes - 1) / kValueLanes;
+  // Units of a warp's work: a quarter of the channels of eight own keys, or 16 keys' values.
+  static constexpr int kQuarterUnits = kOwnKeys / 8;
+  static constexpr int kKeyUnits = 4 * kQuarterUnits;
+  static constexpr int kUnits = kKeyUnits + kOtherKeys / 16;
 };
 
 template <int kOwnSteps>
@@ -89,9 +92,11 @@ struct alignas(1024) SharedMemory {
   uint8_t values[2][S::kKeys][kSlotBytes];
   // Largest scores by source; of the source's keys in its first and second block of 64.
   float2 maxima[kCluster][kHeads];
-  int num_keys[4];  // that warps 0 to 3 have counted
-  Barrier keys_full[4];
-  Barrier counted, values_staged, values_full, rescale_full;
+  int num_keys;
+  Barrier counted;
+  Barrier keys_staged, values_staged;
+  Barrier keys_full[4];  // by quarter of the channels
+  Barrier values_full, rescale_full;
   Barrier maxima_full, sums_full, normalisers_full;
   Barrier probabilities_ready[kCluster];  // in the second-level cache, by source
   Barrier probabilities_full[kCluster];
@@ -102,22 +107,25 @@ static_assert(sizeof(SharedMemory<1>::AfterScores) <= sizeof(SharedMemory<1>::Sc
 
 // ---- The list of keys --------------------------------------------------------------------------
 
-// References of keys first, first + stride, ... of the row's list: those of window keys, which need
-// the layout only, null for all others.
+// References of keys of the row's list (-1: none): those of window keys, which need the layout
+// only, null for all others.
 template <int kCount>
-__device__ inline void WindowReferences(const AttentionParams& p, const RowKeys& keys, int first,
-                                        int stride, const uint8_t* (&references)[kCount]) {
+__device__ inline void WindowReferences(const AttentionParams& p, const RowKeys& keys,
+                                        const int (&key)[kCount],
+                                        const uint8_t* (&references)[kCount]) {
   int page[kCount];
 #pragma unroll
   for (int i = 0; i < kCount; ++i) {
-    const int position = keys.first_position + first + i * stride;
+    const int position = keys.first_position + key[i];
+    const bool window = key[i] >= 0 && key[i] < keys.num_window;
     page[i] = 0;
-    if (first + i * stride < keys.num_window && position < keys.step_start)
+    if (window && position < keys.step_start)
       page[i] = __ldg(keys.pages + p.page_rows.Quotient(position) - keys.first_page);
   }
 #pragma unroll
   for (int i = 0; i < kCount; ++i) {
-    const int position = keys.first_position + first + i * stride;
+    const int position = keys.first_position + key[i];
+    const bool window = key[i] >= 0 && key[i] < keys.num_window;
     const int row = position - p.page_rows.Quotient(position) * static_cast<int>(p.page_rows.value);
     const uint8_t* reference =
         p.window_pages + 1 + page[i] * p.page_stride + static_cast<int64_t>(row) * p.window_bytes;
@@ -125,18 +133,19 @@ __device__ inline void WindowReferences(const AttentionParams& p, const RowKeys&
       reference =
           p.window_records + 1 + (keys.first_row + position - keys.step_start) * p.record_stride;
     }
-    references[i] = first + i * stride < keys.num_window ? reference : nullptr;
+    references[i] = window ? reference : nullptr;
   }
 }
 
 // Adds those of selected entries.
 template <int kCount>
-__device__ inline void EntryReferences(const AttentionParams& p, const RowKeys& keys, int first,
-                                       int stride, const uint8_t* (&references)[kCount]) {
+__device__ inline void EntryReferences(const AttentionParams& p, const RowKeys& keys,
+                                       const int (&key)[kCount],
+                                       const uint8_t* (&references)[kCount]) {
   int entry[kCount];
 #pragma unroll
   for (int i = 0; i < kCount; ++i) {
-    const int index = first + i * stride - keys.num_window;
+    const int index = key[i] - keys.num_window;
     entry[i] = -1;
     if (index >= 0 && index < p.topk) entry[i] = __ldg(keys.selected + index);
   }
@@ -223,108 +232,119 @@ __device__ inline uint8_t* KeyPanel(SharedMemory<kOwnSteps>& s, int rank, int gr
 
 // ---- Warps -------------------------------------------------------------------------------------
 
-// Warps 4 to 15, `warp` counted from there.
+// Keys that are not the block's own, in the order of the list.
+template <int kOwnSteps>
+__device__ inline int OtherKey(int index, int rank) {
+  constexpr int kOwnKeys = Shape<kOwnSteps>::kOwnKeys;
+  return index < rank * kOwnKeys ? index : index + kOwnKeys;
+}
+
+// Starts to copy the records that a warp of the decoders stages, and counts their keys. The first
+// part, before the kernel in front has ended, reads the layout only.
 template <bool kBf16, int kOwnSteps>
-__device__ inline void Decode(const AttentionParams& p, const RowKeys& keys, int rank, int warp,
-                              SharedMemory<kOwnSteps>& s) {
+__device__ inline void StageKeys(const AttentionParams& p, const RowKeys& keys, int rank, int warp,
+                                 SharedMemory<kOwnSteps>& s) {
   using S = Shape<kOwnSteps>;
   const int lane = LaneId();
-  const bool has_keys = warp < S::kKeyWarps;
-  const int own_row = warp * 8 + lane % 8;
-  const int own_key = rank * S::kOwnKeys + own_row;
-  const uint8_t* reference[1] = {};
-  if (has_keys) WindowReferences(p, keys, own_key, 0, reference);
-  WaitForPreviousKernel();
-  AllowNextKernel();
-  if (has_keys) {
-    EntryReferences(p, keys, own_key, 0, reference);
+  int count = 0;
+  if (warp < S::kKeyWarps) {
+    const int row = warp * 8 + lane % 8;
+    const int key[1] = {rank * S::kOwnKeys + row};
+    const uint8_t* reference[1];
+    WindowReferences(p, keys, key, reference);
+    WaitForPreviousKernel();
+    AllowNextKernel();
+    EntryReferences(p, keys, key, reference);
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const int group = (i ^ 2) * 4 + lane / 8;
-      StageGroup<kBf16>(p, reference[0], group, KeyPanel(s, rank, group), SlotOffset(own_row));
+      StageGroup<kBf16>(p, reference[0], group, KeyPanel(s, rank, group), SlotOffset(row));
     }
-    CommitCopies();
+    BarrierArriveOnCopies(&s.keys_staged);
+    count = __popc(__ballot_sync(0xffffffffu, reference[0] != nullptr && lane < 8));
+  } else {
+    int key[S::kKeysOfLane];
+#pragma unroll
+    for (int i = 0; i < S::kKeysOfLane; ++i) {
+      const int index = (warp - S::kKeyWarps) * 32 + lane + i * S::kValueLanes;
+      key[i] = index < S::kOtherKeys ? OtherKey<kOwnSteps>(index, rank) : -1;
+    }
+    const uint8_t* references[S::kKeysOfLane];
+    WindowReferences(p, keys, key, references);
+    WaitForPreviousKernel();
+    AllowNextKernel();
+    EntryReferences(p, keys, key, references);
+#pragma unroll
+    for (int i = 0; i < S::kKeysOfLane; ++i) {
+      count += __popc(__ballot_sync(0xffffffffu, references[i] != nullptr));
+      if (key[i] < 0) continue;
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        StageGroup<kBf16>(p, references[i], 2 * rank + half, s.values[half][0], SlotOffset(key[i]));
+      }
+    }
+    BarrierArriveOnCopies(&s.values_staged);
   }
-  ClusterWait();
-  WaitCopies<0>();
+  if (lane == 0) atomicAdd(&s.num_keys, count);
+  ArriveWarp(&s.counted);
+}
 
-  // Quarters of own keys, the right half of the channels first, then units of values.
-  const int quarters = has_keys ? 4 : 0;
-  const int first_unit = has_keys ? warp : S::kKeyWarps * S::kUnitsOfKeyWarp + warp - S::kKeyWarps;
-  const int unit_step = has_keys ? S::kKeyWarps : S::kFreeWarps;
-  const int last_unit = has_keys ? S::kKeyWarps * S::kUnitsOfKeyWarp : S::kValueUnits;
-  int unit = first_unit - quarters * unit_step;
+// Decodes them, own keys first and of these the right half of the channels.
+template <bool kBf16, int kOwnSteps>
+__device__ inline void Decode(int num_window, int rank, int warp, SharedMemory<kOwnSteps>& s) {
+  using S = Shape<kOwnSteps>;
+  const int lane = LaneId();
+  BarrierWait(&s.keys_staged, 0);
 #pragma unroll 1
-  for (int i = 0; unit < last_unit; ++i, unit += unit_step) {
-    const bool own = i < quarters;
-    const int quarter = i ^ 2;
-    int group = quarter * 4 + lane / 8;
-    int row = own_row;
-    int key = own_key;
+  for (int unit = warp; unit < S::kUnits; unit += kDecoderWarps) {
+    const bool own = unit < S::kKeyUnits;
+    const int quarter = unit / S::kQuarterUnits ^ 2;
+    int group;
+    int row;
+    int key;
     uint8_t* tile;
     if (own) {
+      group = quarter * 4 + lane / 8;
+      row = unit % S::kQuarterUnits * 8 + lane % 8;
+      key = rank * S::kOwnKeys + row;
       tile = KeyPanel(s, rank, group);
     } else {
-      if (i == quarters) BarrierWait(&s.values_staged, 0);
-      row = unit * 16 + lane % 16;
-      if (row >= rank * S::kOwnKeys) row += S::kOwnKeys;
-      key = row;
+      BarrierWait(&s.values_staged, 0);
       group = 2 * rank + lane / 16;
+      row = OtherKey<kOwnSteps>((unit - S::kKeyUnits) * 16 + lane % 16, rank);
+      key = row;
       tile = s.values[lane / 16][0];
     }
-    DecodeSlot<kBf16>(key < keys.num_window, group, tile, SlotOffset(row));
-    if (own) {
-      FenceAsyncProxy();
-      ArriveWarp(&s.keys_full[quarter]);
-    }
+    DecodeSlot<kBf16>(key < num_window, group, tile, SlotOffset(row));
+    FenceAsyncProxy();
+    if (own) ArriveWarp(&s.keys_full[quarter]);
   }
-  FenceAsyncProxy();
   ArriveWarp(&s.values_full);
 }
 
 template <int kOwnSteps>
 __device__ inline int CountedKeys(SharedMemory<kOwnSteps>& s) {
   BarrierWait(&s.counted, 0);
-  return s.num_keys[0] + s.num_keys[1] + s.num_keys[2] + s.num_keys[3];
+  return s.num_keys;
 }
 
 // Warpgroup 0.
-template <bool kBf16, int kOwnSteps>
-__device__ inline void ComputeProbabilities(const AttentionParams& p, const Item& item,
-                                            const RowKeys& keys, int rank,
+template <int kOwnSteps>
+__device__ inline void ComputeProbabilities(const AttentionParams& p, const Item& item, int rank,
                                             ProbabilityStep* exchange, bool push,
                                             SharedMemory<kOwnSteps>& s) {
-  using S = Shape<kOwnSteps>;
-  const int thread = static_cast<int>(threadIdx.x);
   const int lane = LaneId();
-  const int warp = thread / 32;
-  const uint8_t* references[kOwnSteps];
-  WindowReferences(p, keys, thread, 128, references);
+  const int warp = WarpId();
   WaitForPreviousKernel();
   AllowNextKernel();
   constexpr int kCopies = kHeads / 4 / kQueryHeads;
 #pragma unroll 1
   for (int i = 0; i < kCopies; ++i)
     CopyQueriesWarp(p, item, (warp * kCopies + i) * kQueryHeads, s.scores.q[0]);
-  EntryReferences(p, keys, thread, 128, references);
-  int count = 0;
-#pragma unroll
-  for (int i = 0; i < kOwnSteps; ++i) {
-    const int key = thread + 128 * i;
-    count += __popc(__ballot_sync(0xffffffffu, references[i] != nullptr));
-    if (key / S::kOwnKeys == rank) continue;
-#pragma unroll
-    for (int half = 0; half < 2; ++half)
-      StageGroup<kBf16>(p, references[i], 2 * rank + half, s.values[half][0], SlotOffset(key));
-  }
-  BarrierArriveOnCopies(&s.values_staged);
-  if (lane == 0) s.num_keys[warp] = count;
-  ArriveWarp(&s.counted);
-  // Queries only: the copies since then belong to no group.
+  ClusterWait();
 #pragma unroll 1
   for (int i = 0; i < kCopies; ++i)
     FinishQueriesWarp(p, item, (warp * kCopies + i) * kQueryHeads, s.scores.q[0]);
-  ClusterWait();
   FenceAsyncProxy();
   NamedBarrierSync(1, 128);
   const int num_keys = CountedKeys(s);
@@ -593,20 +613,27 @@ __device__ inline void ComputeValues(const AttentionParams& p, const Item& item,
 #pragma unroll 1
   for (; sources < kCluster; ++sources) BarrierWait(&s.probabilities_full[sources], 0);
   BarrierWait(&s.normalisers_full, 0);
+  const auto store = [&](const Angles* back) {
 #pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    const int h = item.first_head + head + 8 * r;
-    float x[8];
+    for (int r = 0; r < 2; ++r) {
+      const int h = item.first_head + head + 8 * r;
+      float x[8];
 #pragma unroll
-    for (int j = 0; j < 8; ++j) x[j] = out[j / 2 * 4 + 2 * r + j % 2];
-    uint4 result =
-        FinishGroup(x, s.after.normaliser[head + 8 * r], rotated ? &angles : nullptr, p.production);
-    if (num_keys == 0) result = make_uint4(0u, 0u, 0u, 0u);
-    if (h < p.heads) {
-      StoreVector(p.out + item.row * p.out_stride + static_cast<int64_t>(h) * kDim + group * 32 +
-                      lane % 4 * 8,
-                  result);
+      for (int j = 0; j < 8; ++j) x[j] = out[j / 2 * 4 + 2 * r + j % 2];
+      uint4 result = FinishGroup(x, s.after.normaliser[head + 8 * r], back, p.production);
+      if (num_keys == 0) result = make_uint4(0u, 0u, 0u, 0u);
+      if (h < p.heads) {
+        StoreVector(p.out + item.row * p.out_stride + static_cast<int64_t>(h) * kDim + group * 32 +
+                        lane % 4 * 8,
+                    result);
+      }
     }
+  };
+  // Two copies: a pointer to one of two places would put the angles in local memory.
+  if (rotated) {
+    store(&angles);
+  } else {
+    store(nullptr);
   }
 }
 
@@ -621,9 +648,11 @@ __global__ void __launch_bounds__(kThreads, 1)
   const Item item = ItemOf(p, item_index);
   exchange += static_cast<int64_t>(item_index) * S::kSteps;
   if (threadIdx.x == 0) {
-    for (Barrier& barrier : s.keys_full) BarrierInit(&barrier, S::kKeyWarps);
-    BarrierInit(&s.counted, 4);
-    BarrierInit(&s.values_staged, 128);
+    for (Barrier& barrier : s.keys_full) BarrierInit(&barrier, S::kQuarterUnits);
+    s.num_keys = 0;
+    BarrierInit(&s.counted, kDecoderWarps);
+    BarrierInit(&s.keys_staged, 32 * S::kKeyWarps);
+    BarrierInit(&s.values_staged, S::kValueLanes);
     BarrierInit(&s.values_full, kDecoderWarps);
     BarrierInit(&s.rescale_full, 2);
     BarrierInit(&s.maxima_full, 1);
@@ -644,17 +673,19 @@ __global__ void __launch_bounds__(kThreads, 1)
   }
   __syncthreads();
   ClusterArrive();
-  const RowKeys keys = WindowKeys(p, item.row);
   if (warp < 4) {
-    ComputeProbabilities<kBf16>(p, item, keys, rank, exchange, push, s);
+    ComputeProbabilities(p, item, rank, exchange, push, s);
     return;
   }
-  Decode<kBf16>(p, keys, rank, warp - 4, s);
+  const RowKeys keys = WindowKeys(p, item.row);
+  StageKeys<kBf16>(p, keys, rank, warp - 4, s);
+  ClusterWait();
+  Decode<kBf16>(keys.num_window, rank, warp - 4, s);
   if (warp < 12) {
     ComputeValues(p, item, rank, warp / 4 - 1, s);
   } else if (warp < 14) {
     ComputeRescaling(p, (warp - 12) * 32 + LaneId(), s);
-  } else if (warp == 14) {
+  } else if (warp == 19) {
     ComputeNormalisers(p, item, rank, s);
   }
 }
