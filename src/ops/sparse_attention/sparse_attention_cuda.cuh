@@ -217,10 +217,5 @@ Status WarpgroupAttention(const AttentionParams& params, Stream& stream);
 // A cluster of eight blocks per row, for lists of at most kFewRowsMaxKeys keys:
 Status FewRowsAttention(const AttentionParams& params, Stream& stream);
 inline constexpr int kFewRowsMaxKeys = 640;
-// Whether its blocks push probabilities to each other instead of exchanging them through the
-// second-level cache. A switch for benchmarks.
-inline bool few_rows_push_probabilities = false;
-// Rows (times 64 heads) up to which it is chosen. A switch for benchmarks, too.
-inline int few_rows_max_items = 15;
 
 }  // namespace deepinfer::cuda

@@ -571,16 +571,12 @@ __device__ inline void ComputeValues(const AttentionParams& p, const Item& item,
   BarrierWait(&s.rescale_full, 0);
   const uint64_t values =
       SharedDescriptor(s.values[half][0], 16, 8 * kSlotBytes, Swizzle::k64Bytes);
-  float out[16];
   int sources = 0;  // whose probabilities have come
-#pragma unroll 1
-  for (int block = 0; block * kBlockKeys < num_keys; ++block) {
-    const float first = s.after.rescale[block][head];
-    const float second = s.after.rescale[block][head + 8];
+  using Operands = uint32_t[kBlockSteps][4];
+  const auto load = [&](int block, Operands& a) {
 #pragma unroll 1
     for (; sources * kOwnSteps < (block + 1) * kBlockSteps; ++sources)
       BarrierWait(&s.probabilities_full[sources], 0);
-    uint32_t a[kBlockSteps][4];
 #pragma unroll
     for (int j = 0; j < kBlockSteps; ++j) {
       const uint4 x = s.after.probabilities[block * kBlockSteps + j].lanes[warp][lane];
@@ -589,12 +585,12 @@ __device__ inline void ComputeValues(const AttentionParams& p, const Item& item,
       a[j][2] = x.z;
       a[j][3] = x.w;
     }
-    if (block > 0) {
-      WarpgroupWait<0>();
-      WarpgroupFenceRegisters(out);
-#pragma unroll
-      for (int i = 0; i < 16; ++i) out[i] *= i % 4 < 2 ? first : second;
-    }
+  };
+  float out[16];
+  Operands a = {};
+  if (num_keys > 0) load(0, a);
+#pragma unroll 1
+  for (int block = 0; block * kBlockKeys < num_keys; ++block) {
     WarpgroupFenceRegisters(out);
     WarpgroupFence();
 #pragma unroll
@@ -606,9 +602,24 @@ __device__ inline void ComputeValues(const AttentionParams& p, const Item& item,
           step != 0);
     }
     WarpgroupCommit();
+    Operands next = {};
+    float rescale[2] = {1.0f, 1.0f};
+    if ((block + 1) * kBlockKeys < num_keys) {
+      load(block + 1, next);
+      rescale[0] = s.after.rescale[block + 1][head];
+      rescale[1] = s.after.rescale[block + 1][head + 8];
+    }
+    WarpgroupWait<0>();
+    WarpgroupFenceRegisters(out);
+#pragma unroll
+    for (int i = 0; i < 16; ++i) out[i] *= rescale[i / 2 % 2];
+#pragma unroll
+    for (int j = 0; j < kBlockSteps; ++j) {
+      WarpgroupFenceRegisters(a[j]);  // read until now
+#pragma unroll
+      for (int i = 0; i < 4; ++i) a[j][i] = next[j][i];
+    }
   }
-  WarpgroupWait<0>();
-  WarpgroupFenceRegisters(out);
   // Whatever is sent to a block comes before it ends.
 #pragma unroll 1
   for (; sources < kCluster; ++sources) BarrierWait(&s.probabilities_full[sources], 0);
@@ -704,7 +715,7 @@ Status LaunchFewRows(const AttentionParams& params, Stream& stream) {
   config.overlap_previous = true;
   return Launch(kBf16 ? "sparse_attention_few_rows_bf16" : "sparse_attention_few_rows",
                 FewRowsKernel<kBf16, kOwnSteps>, config, stream, params, exchange,
-                few_rows_push_probabilities);
+                sparse_attention_choices.push_probabilities);
 }
 
 }  // namespace

@@ -57,6 +57,12 @@ __device__ inline void WarpgroupFenceRegisters(float (&d)[kCount]) {
 #pragma unroll
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(d[i])::"memory");
 }
+// The same of operands in registers, which instructions under way still read.
+template <int kCount>
+__device__ inline void WarpgroupFenceRegisters(uint32_t (&a)[kCount]) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) asm volatile("" : "+r"(a[i])::"memory");
+}
 
 // d[64 x N] (+)= A[64 x 16] * B[16 x N], bf16, N = twice the number of accumulators per thread. Sums
 // start from zero unless `accumulate`. Both operands in shared memory, or (Registers) A in registers
