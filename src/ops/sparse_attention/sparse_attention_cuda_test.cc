@@ -343,7 +343,7 @@ TEST_F(SparseAttentionCudaTest, ARowHasTheSameBitsAloneAndInAnyBatch) {
 
 TEST_F(SparseAttentionCudaTest, ARowOfTheModelHasTheSameBitsAloneAndInAnyBatch) {
   const Options options = {.rotate_q = true};
-  // Batches of up to 16 rows and larger ones are the work of different kernels. The emulation runs
+  // Batches of up to 15 rows and larger ones are the work of different kernels. The emulation runs
   // mostly short lists.
   const std::vector<Chunk> batch =
       testing::OnRealDevice()
@@ -370,8 +370,7 @@ TEST_F(SparseAttentionCudaTest, ARowOfTheModelHasTheSameBitsAloneAndInAnyBatch) 
 
 TEST_F(SparseAttentionCudaTest, EveryKernelOfTheModelGivesTheSameBits) {
   const cuda::SparseAttentionChoices choices = cuda::sparse_attention_choices;
-  // Lists of the largest size, of whole and of broken blocks of 64 keys, short ones and an empty
-  // selection; windows alone.
+  // Lists of the largest size, of whole and of broken blocks of 64 keys, short ones; windows alone.
   for (bool compressed : {true, false}) {
     for (bool bf16 : {false, true}) {
       AttentionCase test(kReal, {{1, 0, 1}, {2, 30, 1}, {3, 255, 1}, {4, 431, 1}, {5, 700, 2}},
