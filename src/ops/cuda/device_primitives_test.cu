@@ -301,6 +301,61 @@ __global__ void SumCluster(float* sums) {
   sums[out] = from_neighbour[threadIdx.x];
 }
 
+// Every block pushes its values to all blocks of its cluster, in stores of three sizes, and tells
+// them that others are in global memory.
+struct Pushed {
+  float ones[4][32];
+  float2 twos[4][32];
+  uint4 fours[4][32];
+  Barrier full, ready;
+};
+__global__ void PushToCluster(uint32_t* exchange, uint32_t* sums) {
+  auto& s = *DynamicShared<Pushed>();
+  const uint32_t rank = ClusterRank();
+  const uint32_t lane = threadIdx.x;
+  if (lane == 0) {
+    BarrierInit(&s.full, 1);
+    BarrierInit(&s.ready, 4);
+    FenceBarrierInit();
+    BarrierArriveExpect(&s.full, 4 * 32 * (4 + 8 + 16));
+  }
+  __syncwarp();
+  ClusterSync();
+  const uint32_t value = blockIdx.x * 100 + lane;
+  exchange[blockIdx.x * 32 + lane] = value;
+  __syncwarp();
+  const auto number = static_cast<float>(value);
+  for (uint32_t peer = 0; peer < 4; ++peer) {
+    StoreClusterAsync(&s.ones[rank][lane], peer, number, &s.full);
+    StoreClusterAsync(&s.twos[rank][lane], peer, make_float2(number, 2.0f * number), &s.full);
+    StoreClusterAsync(&s.fours[rank][lane], peer, make_uint4(value, 0u, 0u, 3 * value), &s.full);
+  }
+  if (lane < 4) ClusterBarrierArrive(&s.ready, lane);
+  BarrierWait(&s.full, 0);
+  ClusterBarrierWait(&s.ready, 0);
+  uint32_t sum = 0;
+  for (uint32_t source = 0; source < 4; ++source) {
+    const uint32_t other = 31 - lane;
+    sum += static_cast<uint32_t>(s.ones[source][other] + s.twos[source][other].x +
+                                 s.twos[source][other].y);
+    sum += s.fours[source][other].x + s.fours[source][other].w;
+    sum += __ldcg(exchange + (blockIdx.x / 4 * 4 + source) * 32 + other);
+  }
+  sums[blockIdx.x * 32 + lane] = sum;
+}
+
+TEST_F(DevicePrimitivesTest, WhatABlockPushesToItsClusterIsCountedThere) {
+  const DeviceVector<uint32_t> exchange(8 * 32, stream());
+  const DeviceVector<uint32_t> sums(8 * 32, stream());
+  Run(PushToCluster, {.grid = {8}, .block = 32, .shared_bytes = sizeof(Pushed), .cluster = 4},
+      exchange.data(), sums.data());
+  std::vector<uint32_t> expected(8 * 32);
+  for (uint32_t i = 0; i < expected.size(); ++i)
+    for (uint32_t source = 0; source < 4; ++source)
+      expected[i] += 9 * ((i / 128 * 4 + source) * 100 + 31 - i % 32);
+  EXPECT_EQ(sums.Download(), expected);
+}
+
 TEST_F(DevicePrimitivesTest, ABlockReadsTheSharedMemoryOfItsCluster) {
   const DeviceVector<float> sums(8 * 32, stream());
   Run(SumCluster, {.grid = {8}, .block = 32, .shared_bytes = 128, .cluster = 4}, sums.data());
@@ -697,6 +752,7 @@ TEST_F(WarpgroupPrimitivesTest, NarrowAndWideTilesGiveTheProduct) {
   check.operator()<16>();
   check.operator()<32>();
   check.operator()<64>();
+  check.operator()<80>();
   check.operator()<96>();
   check.operator()<192>();
   check.operator()<256>();

@@ -34,6 +34,7 @@ struct SparseAttentionArgs {
   int64_t block_rows = 0;
   TensorView kv_blocks;  // [blocks, entries per block, record bytes] U8, or empty: window only
   TensorView selected;   // [rows, topk] i32, entries ascending then -1; empty with kv_blocks
+  // On a GPU not written by a kernel launched shortly before: it is read while that still runs.
   BatchLayout layout;
   TensorView sink;     // [heads] f32
   float scale = 1.0f;  // head_dim^-0.5

@@ -194,10 +194,9 @@ bool TakesWarpgroups(const AttentionParams& p, const Stream& stream) {
          Aligned(p.out, 2 * p.out_stride);
 }
 
-// Whether eight blocks per row are faster than one: as long as all of them run at once.
 bool TakesFewRows(const AttentionParams& p) {
-  constexpr int kMaxItems = 15;
-  return p.rows * ((p.heads + 63) / 64) <= kMaxItems && p.window + p.topk <= kFewRowsMaxKeys;
+  return p.rows * ((p.heads + 63) / 64) <= sparse_attention_choices.few_rows &&
+         p.window + p.topk <= kFewRowsMaxKeys;
 }
 
 AttentionParams MakeParams(const SparseAttentionArgs& args) {

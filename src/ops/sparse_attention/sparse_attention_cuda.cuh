@@ -102,7 +102,7 @@ __device__ inline RowKeys WindowKeys(const AttentionParams& p, int row) {
   const int sequence = p.row_sequence[row];
   const int position = p.positions[row];
   keys.first_row = p.sequence_start[sequence];
-  keys.step_start = p.positions[keys.first_row];
+  keys.step_start = position - (row - keys.first_row);  // rows of a sequence have all positions
   int first = position - p.window + 1;
   int last = position;
   if (p.block_rows > 0) {

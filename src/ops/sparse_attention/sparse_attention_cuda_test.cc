@@ -4,7 +4,7 @@
 
 #include "ops/cuda/cuda_test_util.h"
 #include "ops/quantize/group_quantize.h"
-#include "ops/sparse_attention/sparse_attention.h"
+#include "ops/sparse_attention/sparse_attention_impl.h"
 
 namespace deepinfer {
 namespace {
@@ -345,7 +345,7 @@ TEST_F(SparseAttentionCudaTest, ARowHasTheSameBitsAloneAndInAnyBatch) {
 
 TEST_F(SparseAttentionCudaTest, ARowOfTheModelHasTheSameBitsAloneAndInAnyBatch) {
   const Options options = {.rotate_q = true};
-  // Batches of up to 16 rows and larger ones are the work of different kernels. The emulation runs
+  // Batches of up to 15 rows and larger ones are the work of different kernels. The emulation runs
   // mostly short lists.
   const std::vector<Chunk> batch =
       testing::OnRealDevice()
@@ -368,6 +368,25 @@ TEST_F(SparseAttentionCudaTest, ARowOfTheModelHasTheSameBitsAloneAndInAnyBatch) 
           << "sequence " << key.first << " position " << key.second << " with " << count << " rows";
     }
   }
+}
+
+TEST_F(SparseAttentionCudaTest, EveryKernelOfTheModelGivesTheSameBits) {
+  const cuda::SparseAttentionChoices choices = cuda::sparse_attention_choices;
+  // Lists of the largest size, of whole and of broken blocks of 64 keys, short ones; windows alone.
+  for (bool compressed : {true, false}) {
+    for (bool bf16 : {false, true}) {
+      AttentionCase test(kReal, {{1, 0, 1}, {2, 30, 1}, {3, 255, 1}, {4, 431, 1}, {5, 700, 2}},
+                         {compressed, Numerics::kProduction, bf16, bf16, true});
+      cuda::sparse_attention_choices = {.few_rows = 0, .push_probabilities = false};
+      const Outputs expected = test.RunCuda(stream());
+      for (bool push : {false, true}) {
+        cuda::sparse_attention_choices = {.few_rows = 15, .push_probabilities = push};
+        EXPECT_EQ(test.RunCuda(stream()), expected)
+            << "compressed " << compressed << " bf16 " << bf16 << " push " << push;
+      }
+    }
+  }
+  cuda::sparse_attention_choices = choices;
 }
 
 TEST_F(SparseAttentionCudaTest, ChunkBoundariesDoNotChangeBits) {

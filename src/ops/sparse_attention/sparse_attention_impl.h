@@ -9,6 +9,16 @@ namespace deepinfer::cuda {
 
 Status SparseAttention(const SparseAttentionArgs& args, Stream& stream);
 
+// Choices of the kernels for Hopper; they change no bit. Benchmarks and tests compare them.
+struct SparseAttentionChoices {
+  // Rows (times 64 heads) up to which a cluster of blocks takes a row: as many as run at once.
+  int few_rows = 15;
+  // Whether these blocks push probabilities to each other, or exchange them through the
+  // second-level cache.
+  bool push_probabilities = false;
+};
+inline SparseAttentionChoices sparse_attention_choices;
+
 }  // namespace deepinfer::cuda
 
 namespace deepinfer {

@@ -4,6 +4,8 @@
 // every call finds its records and queries in memory; the time of a call is that of a replay over
 // the calls in it, of which the median, the least and the 90th percentile are printed.
 //
+// Few rows are timed with every kernel that can take them (SparseAttentionChoices).
+//
 // Usage: attention_cuda_bench [substring of a case's name]
 #include <fmt/format.h>
 
@@ -13,12 +15,13 @@
 #include <cstring>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/check.h"
 #include "ops/op_test_util.h"
 #include "ops/quantize/group_quantize.h"
-#include "ops/sparse_attention/sparse_attention.h"
+#include "ops/sparse_attention/sparse_attention_impl.h"
 #include "tensor/copy.h"
 #include "tensor/cuda_device.h"
 
@@ -158,11 +161,15 @@ class Inputs {
       }
       Make(stream, selected_, selected, {rows, kTopk});
     }
-    std::vector<uint8_t> q(1 << 20);
-    for (size_t i = 0; i < q.size(); i += 2) {
-      const Bf16 value = F32ToBf16(random.Normal());
-      std::memcpy(q.data() + i, &value, 2);
-    }
+    static const std::vector<uint8_t> q = [] {
+      testing::Random values(7);
+      std::vector<uint8_t> bytes(1 << 20);
+      for (size_t i = 0; i < bytes.size(); i += 2) {
+        const Bf16 value = F32ToBf16(values.Normal());
+        std::memcpy(bytes.data() + i, &value, 2);
+      }
+      return bytes;
+    }();
     q_ = DeviceArray(stream, DType::kBf16, {rows, kHeads, kDim});
     q_.Fill(stream, q);
     window_ = DeviceArray(stream, DType::kU8, {rows, Q8RecordBytes(kDim)});
@@ -212,15 +219,10 @@ class Inputs {
   SparseAttentionArgs args_;
 };
 
-void RunCase(Stream& stream, const Case& c, const Pools& pools) {
+void TimeCase(Stream& stream, const Case& c, const std::vector<std::unique_ptr<Inputs>>& inputs) {
   const int64_t rows = c.sequences * c.rows_per_sequence;
   const int64_t keys = kWindow + (c.entries > 0 ? kTopk : 0);
-  const int64_t row_bytes =
-      kHeads * kDim * 2 + kWindow * Q8RecordBytes(kDim) + (keys - kWindow) * Q4ERecordBytes(kDim);
-  const int64_t sets = std::clamp<int64_t>(kColdBytes / (rows * row_bytes), 2, 128);
-  std::vector<std::unique_ptr<Inputs>> inputs;
-  for (int64_t i = 0; i < sets; ++i)
-    inputs.push_back(std::make_unique<Inputs>(stream, c, pools, static_cast<uint64_t>(100 + i)));
+  const auto sets = std::ssize(inputs);
   for (int i = 0; i < 2; ++i) Must(SparseAttention(inputs[0]->args(), stream));
   Must(stream.Synchronize());
   Must(cuda::BeginCapture(stream.cuda_stream()));
@@ -251,6 +253,31 @@ void RunCase(Stream& stream, const Case& c, const Pools& pools) {
   cuda::DestroyEvent(end);
 }
 
+void RunCase(Stream& stream, const Case& c, const Pools& pools) {
+  const int64_t rows = c.sequences * c.rows_per_sequence;
+  const int64_t keys = kWindow + (c.entries > 0 ? kTopk : 0);
+  const int64_t row_bytes =
+      kHeads * kDim * 2 + kWindow * Q8RecordBytes(kDim) + (keys - kWindow) * Q4ERecordBytes(kDim);
+  const int64_t sets = std::clamp<int64_t>(kColdBytes / (rows * row_bytes), 2, 128);
+  std::vector<std::unique_ptr<Inputs>> inputs;
+  for (int64_t i = 0; i < sets; ++i)
+    inputs.push_back(std::make_unique<Inputs>(stream, c, pools, static_cast<uint64_t>(100 + i)));
+  TimeCase(stream, c, inputs);
+  if (rows > 32) return;
+  const std::pair<const char*, cuda::SparseAttentionChoices> kernels[] = {
+      {"clusters, by L2", {.few_rows = 32, .push_probabilities = false}},
+      {"clusters, pushed", {.few_rows = 32, .push_probabilities = true}},
+      {"a block per row", {.few_rows = 0}}};
+  const cuda::SparseAttentionChoices choices = cuda::sparse_attention_choices;
+  for (const auto& [name, kernel] : kernels) {
+    Case with = c;
+    with.name = fmt::format("  {}", name);
+    cuda::sparse_attention_choices = kernel;
+    TimeCase(stream, with, inputs);
+  }
+  cuda::sparse_attention_choices = choices;
+}
+
 int Main(const std::string& filter) {
   auto stream = Must(Stream::CreateCuda(0, 1));
   Pools pools;
@@ -266,7 +293,7 @@ int Main(const std::string& filter) {
   std::vector<Case> cases;
   const std::string few = "(floor 12, target 9 us)";
   const std::string many = "(floor 33, target 45 %)";
-  for (int64_t rows : {1, 8, 15, 16, 32, 64, 128, 132, 256}) {
+  for (int64_t rows : {1, 2, 8, 9, 15, 16, 24, 32, 64, 128, 132, 256}) {
     cases.push_back({"decode", rows, 1, kContext,
                      rows <= 8     ? few
                      : rows == 64  ? "(target 30 us)"

@@ -7,6 +7,7 @@
 #include <cfloat>
 #include <cstdint>
 #include <tuple>
+#include <type_traits>
 
 #include "base/error.h"
 #include "ops/cuda/emulated/fibers.h"
@@ -237,6 +238,21 @@ inline uint32_t LoadClusterWord(const uint32_t* shared, uint32_t rank) {
 inline uint64_t LoadClusterLong(const uint64_t* shared, uint32_t rank) {
   emulated::CheckAligned(shared, 8, "LoadClusterLong");
   return *static_cast<const uint64_t*>(emulated::ClusterPeer(shared, rank));
+}
+
+template <class T>
+inline void StoreClusterAsync(T* shared, uint32_t rank, const std::type_identity_t<T>& value,
+                              Barrier* barrier) {
+  static_assert(sizeof(T) == 4 || sizeof(T) == 8 || sizeof(T) == 16);
+  emulated::CheckAligned(shared, sizeof(T), "StoreClusterAsync");
+  *static_cast<T*>(emulated::ClusterPeer(shared, rank)) = value;
+  emulated::AddToPeerBarrier(barrier, rank, 0, sizeof(T), "StoreClusterAsync");
+}
+inline void ClusterBarrierArrive(Barrier* barrier, uint32_t rank) {
+  emulated::AddToPeerBarrier(barrier, rank, 1, 0, "ClusterBarrierArrive");
+}
+inline void ClusterBarrierWait(Barrier* barrier, uint32_t parity) {
+  emulated::WaitForBarrier(barrier, parity);
 }
 
 // ---- Matrix instructions of a warp --------------------------------------------------------------

@@ -80,6 +80,9 @@ void WaitForWarpgroupMmas(int pending);
 // that are announced count negatively.
 void InitBarrier(uint64_t* barrier, int arrivals);
 void AddToBarrier(uint64_t* barrier, int arrivals, int64_t bytes, const char* what);
+// The same at the barrier at the same place in another block of the cluster.
+void AddToPeerBarrier(uint64_t* barrier, uint32_t rank, int arrivals, int64_t bytes,
+                      const char* what);
 void WaitForBarrier(uint64_t* barrier, uint32_t parity);
 
 // ---- Copies -------------------------------------------------------------------------------------

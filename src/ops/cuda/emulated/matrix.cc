@@ -207,6 +207,8 @@ void RunWarpgroupMma(void* const* threads, const char* what, Decode decode) {
       return RunWarpgroupMmaOf<kPerRegister, 32>(threads, what, decode);
     case 32:
       return RunWarpgroupMmaOf<kPerRegister, 64>(threads, what, decode);
+    case 40:
+      return RunWarpgroupMmaOf<kPerRegister, 80>(threads, what, decode);
     case 48:
       return RunWarpgroupMmaOf<kPerRegister, 96>(threads, what, decode);
     case 64:

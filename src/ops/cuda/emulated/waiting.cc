@@ -345,8 +345,10 @@ void InitBarrier(uint64_t* barrier, int arrivals) {
   *barrier = Pack({.phase = 0, .expected = arrivals, .pending = arrivals, .bytes = 0});
 }
 
-void AddToBarrier(uint64_t* barrier, int arrivals, int64_t bytes, const char* what) {
-  Block* block = RunningBlock(what);
+namespace {
+
+void AddToBarrierOf(Block* block, uint64_t* barrier, int arrivals, int64_t bytes,
+                    const char* what) {
   BarrierState state = Unpack(barrier, what);
   if (arrivals > state.pending)
     KernelFailed("%s: more arrivals than the barrier's %d", what, state.expected);
@@ -362,6 +364,18 @@ void AddToBarrier(uint64_t* barrier, int arrivals, int64_t bytes, const char* wh
   *barrier = Pack(state);
   block->idle_yields = 0;
   if (complete) WakeBarrierWaiters(block, barrier, state.phase ^ 1u);
+}
+
+}  // namespace
+
+void AddToBarrier(uint64_t* barrier, int arrivals, int64_t bytes, const char* what) {
+  AddToBarrierOf(RunningBlock(what), barrier, arrivals, bytes, what);
+}
+
+void AddToPeerBarrier(uint64_t* barrier, uint32_t rank, int arrivals, int64_t bytes,
+                      const char* what) {
+  auto* remote = static_cast<uint64_t*>(ClusterPeer(barrier, rank));
+  AddToBarrierOf(RunningBlock(what)->group->blocks[rank], remote, arrivals, bytes, what);
 }
 
 void WaitForBarrier(uint64_t* barrier, uint32_t parity) {

@@ -36,6 +36,8 @@ inline void WarpgroupWait() {
 }
 template <int kCount>
 inline void WarpgroupFenceRegisters(float (&)[kCount]) {}
+template <int kCount>
+inline void WarpgroupFenceRegisters(uint32_t (&)[kCount]) {}
 
 template <int kTransB, int kCount>
 inline void WarpgroupMmaShared(float (&d)[kCount], uint64_t a, uint64_t b, bool accumulate) {

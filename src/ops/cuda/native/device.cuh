@@ -419,6 +419,75 @@ __device__ inline uint64_t LoadClusterLong(const uint64_t* shared, uint32_t rank
       : "memory");
   return v;
 }
+// Stores of 4, 8 and 16 bytes at the same place in the shared memory of a block of the cluster, this
+// one too. Nobody waits for them but those who wait for the barrier at the same place there: they
+// count for it as bytes of bulk copies do.
+__device__ inline void StoreClusterAsync(float* shared, uint32_t rank, float value,
+                                         Barrier* barrier) {
+  asm volatile(
+      "{\n"
+      ".reg .b32 remote, remote_barrier;\n"
+      "mapa.shared::cluster.u32 remote, %0, %2;\n"
+      "mapa.shared::cluster.u32 remote_barrier, %1, %2;\n"
+      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b32 [remote], %3, "
+      "[remote_barrier];\n"
+      "}\n" ::"r"(SharedAddress(shared)),
+      "r"(SharedAddress(barrier)), "r"(rank), "r"(__float_as_uint(value))
+      : "memory");
+}
+__device__ inline void StoreClusterAsync(float2* shared, uint32_t rank, const float2& value,
+                                         Barrier* barrier) {
+  asm volatile(
+      "{\n"
+      ".reg .b32 remote, remote_barrier;\n"
+      "mapa.shared::cluster.u32 remote, %0, %2;\n"
+      "mapa.shared::cluster.u32 remote_barrier, %1, %2;\n"
+      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.b32 [remote], {%3, %4}, "
+      "[remote_barrier];\n"
+      "}\n" ::"r"(SharedAddress(shared)),
+      "r"(SharedAddress(barrier)), "r"(rank), "r"(__float_as_uint(value.x)),
+      "r"(__float_as_uint(value.y))
+      : "memory");
+}
+__device__ inline void StoreClusterAsync(uint4* shared, uint32_t rank, const uint4& value,
+                                         Barrier* barrier) {
+  asm volatile(
+      "{\n"
+      ".reg .b32 remote, remote_barrier;\n"
+      "mapa.shared::cluster.u32 remote, %0, %2;\n"
+      "mapa.shared::cluster.u32 remote_barrier, %1, %2;\n"
+      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [remote], "
+      "{%3, %4, %5, %6}, [remote_barrier];\n"
+      "}\n" ::"r"(SharedAddress(shared)),
+      "r"(SharedAddress(barrier)), "r"(rank), "r"(value.x), "r"(value.y), "r"(value.z),
+      "r"(value.w)
+      : "memory");
+}
+// Arrives at the barrier at the same place in a block of the cluster, this one too. What this thread
+// has stored or seen before is seen by threads there after ClusterBarrierWait.
+__device__ inline void ClusterBarrierArrive(Barrier* barrier, uint32_t rank) {
+  asm volatile(
+      "{\n"
+      ".reg .b32 remote;\n"
+      "mapa.shared::cluster.u32 remote, %0, %1;\n"
+      "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [remote];\n"
+      "}\n" ::"r"(SharedAddress(barrier)),
+      "r"(rank)
+      : "memory");
+}
+__device__ inline void ClusterBarrierWait(Barrier* barrier, uint32_t parity) {
+  asm volatile(
+      "{\n"
+      ".reg .pred done;\n"
+      "di_wait:\n"
+      "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1, 0x989680;\n"
+      "@done bra di_done;\n"
+      "bra di_wait;\n"
+      "di_done:\n"
+      "}\n" ::"r"(SharedAddress(barrier)),
+      "r"(parity)
+      : "memory");
+}
 
 // ---- Matrix instructions of a warp -----------------------------------------------------------------
 
