@@ -176,22 +176,28 @@ class Block {
     }
     __syncthreads();
     int buffer = 0;
+    int previous = -1;
     for (int tile = first; tile < tiles; tile += step, buffer ^= 1) {
       const bool next_exists = tile + step < tiles;
+      LaneRow current[kHalves];
       if (has_unit) {
-        LaneRow current[kHalves];
 #pragma unroll
         for (int half = 0; half < kHalves; ++half) current[half] = next[half];
         if (next_exists) LoadTile(tile + step, next);
-        uint4 collapsed[kHalves] = {};
-        Process<true>(tile, buffer, held, current, collapsed);
       } else if (!is_unit_warp && next_exists) {
         LoadCoefficients(tile + step, coefficients);
         StoreCoefficients(buffer ^ 1, coefficients);
       }
+      // While the loads are under way.
+      if (previous >= 0) StoreRowSums(previous, buffer ^ 1);
+      previous = tile;
+      if (has_unit) {
+        uint4 collapsed[kHalves] = {};
+        Process<true>(tile, buffer, held, current, collapsed);
+      }
       __syncthreads();  // both buffers: the one before is read before the barrier of this tile
-      StoreRowSums(tile, buffer);
     }
+    StoreRowSums(previous, buffer ^ 1);
   }
 
  private:
