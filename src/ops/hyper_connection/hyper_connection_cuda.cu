@@ -1,7 +1,7 @@
 // Hyper-connections on a GPU. Everything between two sub-layers is one operation: the expand of the
-// previous output, the mix of the new streams, the collapse with its RMSNorm and Q8 copy. This is
-// the kernel for up to kClusterRows rows, one launch; hyper_connection_many_rows.cu has those for
-// more, hyper_connection_cuda.cuh what both share.
+// previous output, the mix of the new streams, the collapse with its RMSNorm and Q8 copy; one
+// launch, or two with many rows. hyper_connection_cuda.cuh has the arithmetic of a lane and of a
+// row.
 //
 // Cost per row (hidden 5120): 102.4 KB of memory traffic (x and 4 streams in, 4 streams and two
 // outputs out), 0.98 MFLOP of products with fn, which is 1.97 MB of fp32. Many rows are bound by
@@ -13,10 +13,9 @@
 //
 // The partition. The channels are cut into units of 32 (of all four streams: 128 products per
 // output). A warp owns a unit, a block `units_per_block` of them, a cluster of up to 16 blocks the
-// row. A unit's sums are 8 steps of the matrix instruction; units are added in ascending order in
-// each half of a block, then the halves, then blocks in ascending order. That depends on the width
-// alone, so a row has the same bits in any batch and in both kernels. Sums of squares go the same
-// way.
+// row. A unit's sums are 8 steps of the matrix instruction; units are added in ascending order
+// inside a block, then blocks in ascending order. That depends on the width alone, so a row has the
+// same bits in any batch. Sums of squares go the same way.
 //
 // The pipeline. A cluster takes tiles of 16 rows. A lane loads 16 bytes of each stream: eight
 // channels of one row. Which channel is which k of the matrix instruction is free as long as
@@ -28,9 +27,18 @@
 // of the thread (MEMBAR.ALL.GPU), so the new streams are stored after it. One extra warp per block
 // fetches the rows' coefficients and turns sums into new ones (39 dependent normalisations).
 //
-// With many rows this reached 25 % of the copy bandwidth on an H200: 16 blocks, each with a
-// multiprocessor for itself, must fit one of the GPU's groups, and every arrival drains loads and
-// stores.
+// That holds up to kClusterRows rows. More take two launches of independent blocks: with many rows
+// a cluster's kernel with the next tile's loads under way reached 25 % of the copy bandwidth on an
+// H200 (16 blocks, each with a multiprocessor for itself, must fit one of the GPU's groups, and
+// every arrival drains loads and stores). The first launch does what a cluster does up to the
+// barrier: a block keeps its slice of fn and walks the tiles of a part of the rows, with the next
+// tile's loads under way, and stores the collapsed rows in place of y and its partial sums, [block
+// of the row][row][26], in scratch memory. The second adds the partial sums in the cluster's order,
+// normalises y in place, and computes coefficients of 32 rows per warp, a row per lane. That moves
+// 20 KB more per row, most of it in the second-level cache, and 3 KB of sums. Independent pairs of
+// warps, each with tiles of 8 rows and all units of the block in turn, took 40 % longer (333
+// instead of 240 us for 4,096 rows on an H200); normalising in the same launch, which must be
+// cooperative, longer still.
 //
 // Up to 8 rows are half a tile of one cluster. Their kernel has no second half of rows in its
 // registers and keeps two of the three parts of fn there: 184 KB of shared memory take 1,440 cycles
@@ -44,8 +52,10 @@ namespace {
 
 constexpr int kTileRows = 16;
 constexpr int kFewRows = 8;
-constexpr int kClusterRows = 64;  // more rows have a kernel of their own
+constexpr int kClusterRows = 64;  // more rows take two launches without clusters
 constexpr int kMaxThreads = 32 * (kMaxUnitsPerBlock + 1);
+constexpr int kFinishRows = 32;  // whose coefficients a block of the second launch computes
+constexpr int kMaxFinishThreads = kMaxRanks * kMaxUnitsPerBlock * kUnitChannels / kLaneChannels;
 
 __host__ __device__ inline int Tiles(const Params& params) {
   return (params.rows + kTileRows - 1) / kTileRows;
@@ -146,6 +156,50 @@ class Block {
     RunTiles(is_unit_warp, has_unit, held, weight, base, scale);
   }
 
+  // The first launch for many rows: everything up to the block's partial sums.
+  __device__ void RunSlice() {
+    const bool is_unit_warp = warp_ < p_.partition.units_per_block;
+    const bool has_unit = is_unit_warp && unit_ < p_.partition.units;
+    Held held;  // empty
+    if (has_unit) PrepareWeights(held);
+    WaitForPreviousKernel();
+    const int step = static_cast<int>(gridDim.x) >> p_.partition.ranks_log2;
+    const int first = static_cast<int>(blockIdx.x) >> p_.partition.ranks_log2;
+    const int tiles = Tiles(p_);
+    LaneRow next[kHalves] = {};
+    float4 coefficients[3];
+    if (has_unit) {
+      LoadTile(first, next);
+    } else if (!is_unit_warp) {
+      LoadCoefficients(first, coefficients);
+      StoreCoefficients(0, coefficients);
+    }
+    __syncthreads();
+    int buffer = 0;
+    int previous = -1;
+    for (int tile = first; tile < tiles; tile += step, buffer ^= 1) {
+      const bool next_exists = tile + step < tiles;
+      LaneRow current[kHalves];
+      if (has_unit) {
+#pragma unroll
+        for (int half = 0; half < kHalves; ++half) current[half] = next[half];
+        if (next_exists) LoadTile(tile + step, next);
+      } else if (!is_unit_warp && next_exists) {
+        LoadCoefficients(tile + step, coefficients);
+        StoreCoefficients(buffer ^ 1, coefficients);
+      }
+      // While the loads are under way.
+      if (previous >= 0) StoreRowSums(previous, buffer ^ 1);
+      previous = tile;
+      if (has_unit) {
+        uint4 collapsed[kHalves] = {};
+        Process<true>(tile, buffer, held, current, collapsed);
+      }
+      __syncthreads();  // both buffers: the one before is read before the barrier of this tile
+    }
+    StoreRowSums(previous, buffer ^ 1);
+  }
+
  private:
   __device__ void PrepareWeights(Held& held) const {
 #pragma unroll
@@ -178,7 +232,7 @@ class Block {
       }
       __syncthreads();
       uint4 collapsed[kHalves] = {};
-      if (has_unit) Process(tile, buffer, held, rows, collapsed);
+      if (has_unit) Process<false>(tile, buffer, held, rows, collapsed);
       // Later tiles find their buffer free: its readers have arrived at the tile in between.
       if (tile == first) ClusterWait();
       __syncthreads();
@@ -235,7 +289,9 @@ class Block {
     }
   }
 
-  // Expand, collapse, products and squares of the warp's unit.
+  // Expand, collapse, products and squares of the warp's unit. kStore: streams and collapsed rows
+  // go to memory in between.
+  template <bool kStore>
   __device__ void Process(int tile, int buffer, const Held& held, LaneRow (&rows)[kHalves],
                           uint4 (&collapsed)[kHalves]) const {
     LaneSquares squares[kHalves];
@@ -254,6 +310,15 @@ class Block {
       if constexpr (kCollapse) Unpack4(pre, c[kCoefficientPieces - 1]);
       ExpandAndCollapse<kExpand, kMix, kCollapse>(expand, pre, rows[half], collapsed[half],
                                                   squares[half]);
+    }
+
+    if constexpr (kStore) {
+      if constexpr (kExpand) StoreTile(tile, rows);
+#pragma unroll
+      for (int half = 0; half < kHalves; ++half) {
+        const int row = tile * kTileRows + group_ + 8 * half;
+        if (row < p_.rows) StoreVector(p_.y + row * p_.y_stride + channel_, collapsed[half]);
+      }
     }
 
     float* partial = Partial(buffer, warp_);
@@ -348,22 +413,27 @@ class Block {
     return *Fragment(s, part, j);
   }
 
-  // The block's sum of a partial sum: units in ascending order in each half, then the halves.
+  // The block's sum of a partial sum, units in ascending order.
   __device__ float AddUnits(int buffer, int index) const {
     const int units = min(p_.partition.units_per_block,
                           p_.partition.units - rank_ * p_.partition.units_per_block);
-    const int half_units = p_.partition.HalfUnits();
-    float sums[2] = {};
+    float sum = 0.0f;
 #pragma unroll
     for (int unit = 0; unit < kMaxUnitsPerBlock; ++unit) {
-      if (unit >= units) continue;
-      if (unit < half_units) {
-        sums[0] += Partial(buffer, unit)[index];
-      } else {
-        sums[1] += Partial(buffer, unit)[index];
-      }
+      if (unit < units) sum += Partial(buffer, unit)[index];
     }
-    return sums[0] + sums[1];
+    return sum;
+  }
+
+  // The block's sums of a tile to scratch memory.
+  __device__ void StoreRowSums(int tile, int buffer) const {
+    float* const target =
+        p_.row_sums +
+        (static_cast<int64_t>(rank_) * p_.rows + static_cast<int64_t>(tile) * kTileRows) * kRowSums;
+    const int num_sums = min(kTileRows, p_.rows - tile * kTileRows) * kRowSums;
+    for (int index = static_cast<int>(threadIdx.x); index < num_sums;
+         index += static_cast<int>(blockDim.x))
+      target[index] = AddUnits(buffer, index);
   }
 
   // Adds the partial sums of the block's units and stores them where they are needed.
@@ -450,6 +520,57 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
     BoundaryKernel(const __grid_constant__ Params params) {
   AllowNextKernel();
   Block<Variant{kExpand, kMix, kCollapse, kFew}>(params, ClusterRank()).Run();
+}
+
+// Many rows, first launch. Blocks of a row are neighbours.
+template <bool kExpand>
+__global__ void __launch_bounds__(kMaxThreads, 1)
+    SliceKernel(const __grid_constant__ Params params) {
+  AllowNextKernel();
+  const auto ranks = static_cast<uint32_t>(params.partition.ranks);
+  Block<Variant{kExpand, true, true, false}>(params, blockIdx.x & (ranks - 1)).RunSlice();
+}
+
+// Many rows, second launch: first the blocks for coefficients, which take longest, then a block per
+// row for the norm, a thread per eight channels.
+__global__ void __launch_bounds__(kMaxFinishThreads, 2)
+    FinishKernel(const __grid_constant__ Params params) {
+  AllowNextKernel();
+  const int thread = static_cast<int>(threadIdx.x);
+  const int ranks = params.partition.ranks;
+  const int64_t rank_stride = static_cast<int64_t>(params.rows) * kRowSums;
+  const int mix_blocks = (params.rows + kFinishRows - 1) / kFinishRows;
+  const int block = static_cast<int>(blockIdx.x);
+  if (block < mix_blocks) {
+    WaitForPreviousKernel();
+    __shared__ float sums[kFinishRows][kRowSums + 1];  // odd: rows in different banks
+    const int first_row = block * kFinishRows;
+    const int rows = min(kFinishRows, params.rows - first_row);
+    const float* source = params.row_sums + static_cast<int64_t>(first_row) * kRowSums;
+    for (int index = thread; index < rows * kRowSums; index += static_cast<int>(blockDim.x)) {
+      float sum = 0.0f;
+#pragma unroll 16
+      for (int r = 0; r < ranks; ++r) sum += source[r * rank_stride + index];
+      sums[index / kRowSums][index % kRowSums] = sum;
+    }
+    __syncthreads();
+    if (thread < rows) WriteCoefficientsOfThread(params, first_row + thread, sums[thread]);
+    return;
+  }
+  const int64_t row = block - mix_blocks;
+  const int channel = thread * kLaneChannels;
+  const bool valid = channel < params.hidden;  // four lanes of a group of 32 agree
+  uint4 weight = {};
+  uint4 collapsed = {};
+  if (valid) weight = __ldg(reinterpret_cast<const uint4*>(params.weight + channel));
+  WaitForPreviousKernel();
+  if (valid)
+    collapsed = *reinterpret_cast<const uint4*>(params.y + row * params.y_stride + channel);
+  const float* source = params.row_sums + row * kRowSums + kCollapsedSquares;
+  float sum = 0.0f;
+#pragma unroll 16
+  for (int r = 0; r < ranks; ++r) sum += source[r * rank_stride];
+  NormaliseChannels(params, row, channel, valid, NormScale(params, sum), collapsed, weight);
 }
 
 // One thread per eight channels of a row.
@@ -595,6 +716,26 @@ Status LaunchVariant(const char* name, const Params& params, Stream& stream) {
   }
   config.grid.x = static_cast<uint32_t>(clusters * params.partition.ranks);
   return Launch(name, kernel, config, stream, params);
+}
+
+template <bool kExpand>
+Status LaunchManyRows(const char* name, Params params, Stream& stream) {
+  const Partition& partition = params.partition;
+  ScratchScope scratch(stream);
+  params.row_sums = scratch.Allocate<float>(int64_t{partition.ranks} * params.rows * kRowSums);
+  LaunchConfig slices;
+  slices.block = 32 * (partition.units_per_block + 1);
+  slices.shared_bytes = SharedBytes<Variant{kExpand, true, true, false}>(partition);
+  slices.overlap_previous = true;
+  const int groups = std::clamp(stream.sm_count() / partition.ranks, 1, Tiles(params));
+  slices.grid.x = static_cast<uint32_t>(groups * partition.ranks);
+  DI_RETURN_IF_ERROR(Launch(name, &SliceKernel<kExpand>, slices, stream, params));
+  LaunchConfig finish;
+  finish.block = (params.hidden / kLaneChannels + 31) / 32 * 32;
+  finish.grid.x =
+      static_cast<uint32_t>(params.rows + (params.rows + kFinishRows - 1) / kFinishRows);
+  finish.overlap_previous = true;
+  return Launch(name, &FinishKernel, finish, stream, params);
 }
 
 template <bool kExpand, bool kMix, bool kCollapse>

@@ -27,18 +27,12 @@ inline constexpr int kCollapsedSquares = kOutputs + 1;
 inline constexpr int kCoefficientPieces = 6;
 inline constexpr int kCoefficientStride = 28;
 
-// How the channels of a row are spread and their sums added; depends on the width only.
+// How the channels of a row are spread; depends on the width only.
 struct Partition {
   int units;
   int ranks_log2;
   int ranks;  // blocks that share a row
   int units_per_block;
-
-  // The units of a block are added in two halves; the second may be empty. Units of all blocks are
-  // numbered through.
-  __host__ __device__ int HalfUnits() const {
-    return (units_per_block + 1) / 2;
-  }
 };
 
 inline Partition PartitionOf(int64_t hidden) {
@@ -88,6 +82,8 @@ struct Params {
   uint16_t* y_grid;  // may be null
   int64_t y_grid_stride;
   float norm_eps;
+  // Many rows: [rank][row][kRowSums].
+  float* row_sums;
 };
 
 // ---- Expand and collapse of eight channels
@@ -402,14 +398,5 @@ __device__ inline void NormaliseChannels(const Params& p, int64_t row, int chann
   for (int w = 0; w < 4; ++w) Word(grid, w) = Q8Grid(values[2 * w], values[2 * w + 1], scale);
   if (valid) StoreVector(p.y_grid + row * p.y_grid_stride + channel, grid);
 }
-
-// ---- Launches
-// --------------------------------------------------------------------------------------
-
-// Everything between two sub-layers for more rows than fit the clusters; kExpand: params has x.
-template <bool kExpand>
-Status LaunchManyRows(const char* name, const Params& params, Stream& stream);
-extern template Status LaunchManyRows<false>(const char*, const Params&, Stream&);
-extern template Status LaunchManyRows<true>(const char*, const Params&, Stream&);
 
 }  // namespace deepinfer::cuda::hc

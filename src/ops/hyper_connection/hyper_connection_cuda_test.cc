@@ -219,19 +219,15 @@ TEST_F(HyperConnectionCuda, ARowOfTheModelsWidthHasTheSameBitsInEveryBatch) {
   ExpectRowsIndependent(5120, {1, 2, 7, 8, 9, 16, 17, 64, 65, 300, 1030});
 }
 
-TEST_F(HyperConnectionCuda, EveryKernelForManyRowsHasTheSameBits) {
-  for (int variant : {0, 1, 2, 3}) {
-    cuda::many_rows_variant = variant;
-    // On a GPU enough rows for several tiles per warp.
-    if (testing::OnRealDevice()) {
-      ExpectFusedIsSeparate(1500, 5120);
-      ExpectRowsIndependent(5120, {8, 64, 70, 1030});
-    }
-    ExpectFusedIsSeparate(210, 96);
-    ExpectFusedIsSeparate(90, 544);
-    ExpectRowsIndependent(64, {1, 8, 65, 130});
+TEST_F(HyperConnectionCuda, ManyRowsHaveTheBitsOfFewRows) {
+  // On a GPU enough rows for several tiles per block.
+  if (testing::OnRealDevice()) {
+    ExpectFusedIsSeparate(1500, 5120);
+    ExpectRowsIndependent(5120, {8, 64, 70, 1030});
   }
-  cuda::many_rows_variant = 1;
+  ExpectFusedIsSeparate(210, 96);
+  ExpectFusedIsSeparate(90, 544);
+  ExpectRowsIndependent(64, {1, 8, 65, 130});
 }
 
 TEST_F(HyperConnectionCuda, OneLaunchHasTheBitsOfThreeOperations) {

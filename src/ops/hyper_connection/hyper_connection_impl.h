@@ -18,10 +18,6 @@ Status HcCollapseNorm(const HcCollapseNormArgs& args, Stream& stream);
 Status HcExpand(const HcExpandArgs& args, Stream& stream);
 Status HcBoundary(const HcBoundaryArgs& args, Stream& stream);
 
-// For benchmarks only: which kernels many rows take. 0: two launches, 1: two with the next rows
-// announced to the L2, 2 and 3: the same in one cooperative launch.
-inline int many_rows_variant = 1;
-
 }  // namespace deepinfer::cuda
 
 namespace deepinfer::cpu {

@@ -188,15 +188,8 @@ void BenchBoundary(Bench& bench) {
                              : rows >= 256  ? "(- / 60 %)"
                                             : "";
     if (bench.Wants("boundary")) {
-      for (int variant : {0, 1, 2, 3}) {
-        if (rows <= 64 && variant > 0) continue;
-        cuda::many_rows_variant = variant;
-        const std::string name = rows <= 64 ? "" : fmt::format(", variant {}", variant);
-        bench.Time(
-            "boundary" + name, rows, bytes, launches,
-            [&](int64_t i) { return boundary(i, kChain); }, goal);
-      }
-      cuda::many_rows_variant = 1;
+      bench.Time(
+          "boundary", rows, bytes, launches, [&](int64_t i) { return boundary(i, kChain); }, goal);
       if (rows <= kFewRows)
         bench.Time("boundary, fn in L2", rows, bytes, launches,
                    [&](int64_t i) { return boundary(i, 1); });
