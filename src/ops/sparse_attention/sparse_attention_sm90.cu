@@ -16,16 +16,18 @@
 // tile is filled and released by channel halves: the right one first, which the values warpgroup
 // releases while S still runs.
 //
-// Cycles per block of 64 keys, as planned: tensor cores 2050; shared memory 2240 (operands of wgmma
-// 208 KB, decoded keys 64 KB, P 8 KB); of the 4 schedulers' issue slots each, converters 950,
-// softmax and rescaling 600, the end of a row 200 (2000 per row of 640 keys); the chain of the
-// scores warpgroup 2400 (S with half of O in between 1500, softmax 650, messages and rescaling
-// 250). Between the last use of a tile and the first use of its next content lies a conversion,
-// hence two warpgroups for it. Tried and lost: loads inside a branch on the record's format, with
-// arithmetic on the loaded scale: every load was waited for before the next one started (12 % of
-// the ceiling); reading only half a block ahead, by lanes that decode half of what they read, and
-// exchanging results between lanes before they are stored (33 %: converters waited for memory, and
-// the end of a row took as long as three blocks).
+// Cycles per block of 64 keys, as planned: tensor cores 2050; shared memory 2450 (operands of wgmma
+// 208 KB, decoded keys 64 KB, staged codes 32 KB, P 8 KB); of the 4 schedulers' issue slots each,
+// converters 1150, softmax and rescaling 600, the end of a row 200 (2000 per row of 640 keys); the
+// chain of the scores warpgroup 2400 (S with half of O in between 1500, softmax 650, messages and
+// rescaling 250); that of a converter warp 1900, if it never waits for memory. Between the last use
+// of a tile and the first use of its next content lies a conversion, hence two warpgroups for it.
+// Tried and lost: loads inside a branch on the record's format, with arithmetic on the loaded
+// scale: every load was waited for before the next one started (12 % of the ceiling); reading only
+// half a block ahead, by lanes that decode half of what they read, and exchanging results between
+// lanes before they are stored (33 %: converters waited for memory, and the end of a row took as
+// long as three blocks); whole records in registers a block ahead (33 %: what was loaded was
+// spilled at once, and each spill waited for its load, 70 % of the converters' time).
 //
 // Order of additions (the same in every kernel for these shapes): scores over channels 256 ... 511,
 // then 0 ... 255, in steps of 16 in the order of tiles; of the denominator, each lane sums its four
@@ -269,20 +271,19 @@ __device__ void ConvertKeys(const AttentionParams& p, const KeyLists& lists, int
     const Stage following = fetch();
     uint32_t next_scales[4];
     if constexpr (!kBf16) ReadScales(next.reference, lane_group, next_scales);
+    // A row's queries are under way while the right half of its first block is decoded.
+    const Item item = {current.row, first_head};
+    const bool copies_queries = current.begins_row && current.row != copied_row;
     if (current.begins_row) {
       BarrierWait(&s.q_empty, q_phase ^ 1u);
       q_phase ^= 1u;
-      const Item item = {current.row, first_head};
-      if (current.row != copied_row) {
-        WaitCopies<0>();  // of a row without keys
+      if (copies_queries) {
+        if (copied_row >= 0) WaitCopies<0>();  // of a row without keys
         CopyQueriesWarp(p, item, first_query_head, s.q[0]);
       }
+      copied_row = -1;
       PrefetchQueriesWarp(p, {current.row + static_cast<int>(gridDim.x), first_head},
                           first_query_head);
-      FinishQueriesWarp(p, item, first_query_head, s.q[0]);
-      copied_row = -1;
-      FenceAsyncProxy();
-      ArriveWarp(&s.q_full);
     }
     const bool window = IsWindowKey(current.reference);
 #pragma unroll
@@ -301,12 +302,22 @@ __device__ void ConvertKeys(const AttentionParams& p, const KeyLists& lists, int
         ReadUpperCodes(step == 0 ? current.reference : next.reference, lane_group, next_half,
                        upper[next_half]);
         BarrierWait(&s.keys_empty[tiles.slot][half], tiles.empty_phase());
-        WaitCopies<1>();  // all but those of the next half; a lane reads only what it copied
+        // All but those of the next half and of queries; a lane reads only what it copied.
+        if (step == 0 && copies_queries) {
+          WaitCopies<2>();
+        } else {
+          WaitCopies<1>();
+        }
         raw = TakeHalf(codes, half, upper[half], scales);
       }
       WriteHalf<kBf16>(raw, window, lane_group, tile, place);
       FenceAsyncProxy();
       ArriveWarp(&s.keys_full[tiles.slot][half]);
+      if (step == 0 && current.begins_row) {
+        FinishQueriesWarp(p, item, first_query_head, s.q[0]);
+        FenceAsyncProxy();
+        ArriveWarp(&s.q_full);
+      }
       if constexpr (!kBf16) StageCodes(next.reference, lane_group, half, codes);
     }
     tiles.Advance();
