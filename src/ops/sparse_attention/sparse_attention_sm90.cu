@@ -7,25 +7,27 @@
 //   scores        (0): S = q K^T of a block of 64 keys, softmax, P to shared memory, and the left
 //                      half (channels 0 ... 255) of the numerator O += P V.
 //   values        (1): the right half of O.
-//   converters (2, 3): read records to registers a block ahead and write their channels, decoded to
-//                      bf16, into one of two K tiles. K and V are the same tile: S reads it
-//                      K-major, O MN-major. They run ahead into the next row, whose q they bring,
-//                      rotate and put into the order of tiles.
+//   converters (2, 3): bring records a block ahead, codes to shared memory, and write their
+//                      channels, decoded to bf16, into one of two K tiles. K and V are the same
+//                      tile: S reads it K-major, O MN-major. They run ahead into the next row,
+//                      whose q they bring, rotate and put into the order of tiles.
 // S of block b + 1 is issued before O of block b, so that the softmax of b + 1 runs while the
 // tensor cores work on O; S of a row's first block in the middle of the end of the row before. A
 // tile is filled and released by channel halves: the right one first, which the values warpgroup
 // releases while S still runs.
 //
-// Cycles per block of 64 keys, as planned: tensor cores 2050; shared memory 2240 (operands of wgmma
-// 208 KB, decoded keys 64 KB, P 8 KB); of the 4 schedulers' issue slots each, converters 950,
-// softmax and rescaling 600, the end of a row 200 (2000 per row of 640 keys); the chain of the
-// scores warpgroup 2400 (S with half of O in between 1500, softmax 650, messages and rescaling
-// 250). Between the last use of a tile and the first use of its next content lies a conversion,
-// hence two warpgroups for it. Tried and lost: loads inside a branch on the record's format, with
-// arithmetic on the loaded scale: every load was waited for before the next one started (12 % of
-// the ceiling); reading only half a block ahead, by lanes that decode half of what they read, and
-// exchanging results between lanes before they are stored (33 %: converters waited for memory, and
-// the end of a row took as long as three blocks).
+// Cycles per block of 64 keys, as planned: tensor cores 2050; shared memory 2450 (operands of wgmma
+// 208 KB, decoded keys 64 KB, staged codes 32 KB, P 8 KB); of the 4 schedulers' issue slots each,
+// converters 1150, softmax and rescaling 600, the end of a row 200 (2000 per row of 640 keys); the
+// chain of the scores warpgroup 2400 (S with half of O in between 1500, softmax 650, messages and
+// rescaling 250); that of a converter warp 1900, if it never waits for memory. Between the last use
+// of a tile and the first use of its next content lies a conversion, hence two warpgroups for it.
+// Tried and lost: loads inside a branch on the record's format, with arithmetic on the loaded
+// scale: every load was waited for before the next one started (12 % of the ceiling); reading only
+// half a block ahead, by lanes that decode half of what they read, and exchanging results between
+// lanes before they are stored (33 %: converters waited for memory, and the end of a row took as
+// long as three blocks); whole records in registers a block ahead (33 %: what was loaded was
+// spilled at once, and each spill waited for its load, 70 % of the converters' time).
 //
 // Order of additions (the same in every kernel for these shapes): scores over channels 256 ... 511,
 // then 0 ... 255, in steps of 16 in the order of tiles; of the denominator, each lane sums its four
@@ -48,8 +50,9 @@ struct alignas(1024) SharedMemory {
   uint8_t q[8][kPanelBytes];
   uint8_t keys[2][2][kHalfBytes];         // [tile][half]
   uint8_t probabilities[2][kPanelBytes];  // heads x keys of a block
-  float rescale[2][kHeads];               // of what was summed before this block
-  float normaliser[2][kHeads];            // with the last block of a row
+  uint4 staged_codes[kConverterWarps][2][2][32];
+  float rescale[2][kHeads];     // of what was summed before this block
+  float normaliser[2][kHeads];  // with the last block of a row
   Barrier keys_full[2][2], keys_empty[2][2];
   Barrier probabilities_full[2], probabilities_empty[2];
   Barrier q_full, q_empty;
@@ -154,18 +157,50 @@ struct RawHalf {
   RawGroup<kBf16> groups[2];
 };
 
-template <bool kBf16>
-__device__ inline void ReadHalf(const uint8_t* reference, int lane_group, int half,
-                                RawHalf<kBf16>& raw) {
-  if constexpr (kBf16) {
+// A lane's key is brought in three ways: the first 16 bytes of its groups' codes to shared memory,
+// the groups' scales to registers, both a block ahead; the latter codes of window records to
+// registers half a block ahead, because there are not enough for more. What is under way to
+// registers is not to be touched before the next block begins, where all of it is waited for.
+
+// A warp's part of shared memory: [half][group of the half][lane].
+using StagedCodes = uint4[2][2][32];
+using UpperCodes = uint32_t[2][4];  // of the groups of a half
+
+__device__ inline void ReadScales(const uint8_t* reference, int lane_group, uint32_t (&scales)[4]) {
+  const GroupReader reader(reference, lane_group);
 #pragma unroll
-    for (int i = 0; i < 2; ++i)
-      ReadBf16Group(reference, 4 * (2 * half + i) + lane_group, raw.groups[i]);
-  } else {
-    const GroupReader reader(reference, lane_group);
+  for (int quarter = 0; quarter < 4; ++quarter) scales[quarter] = reader.Scales(quarter);
+}
+__device__ inline void StageCodes(const uint8_t* reference, int lane_group, int half,
+                                  StagedCodes& codes) {
+  const GroupReader reader(reference, lane_group);
 #pragma unroll
-    for (int i = 0; i < 2; ++i) reader.Read(2 * half + i, raw.groups[i]);
+  for (int i = 0; i < 2; ++i) CopyAsync16(&codes[half][i][LaneId()], reader.Codes(2 * half + i));
+  CommitCopies();
+}
+__device__ inline void ReadUpperCodes(const uint8_t* reference, int lane_group, int half,
+                                      UpperCodes& upper) {
+  const GroupReader reader(reference, lane_group);
+#pragma unroll
+  for (int i = 0; i < 2; ++i) reader.ReadUpperCodes(2 * half + i, upper[i]);
+}
+
+// A half whose copies have landed.
+__device__ inline RawHalf<false> TakeHalf(const StagedCodes& codes, int half,
+                                          const UpperCodes& upper, const uint32_t (&scales)[4]) {
+  RawHalf<false> raw;
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const uint4 x = codes[half][i][LaneId()];
+    raw.groups[i].words[0] = x.x;
+    raw.groups[i].words[1] = x.y;
+    raw.groups[i].words[2] = x.z;
+    raw.groups[i].words[3] = x.w;
+#pragma unroll
+    for (int t = 0; t < 4; ++t) raw.groups[i].words[4 + t] = upper[i][t];
+    raw.groups[i].scales = scales[2 * half + i];
   }
+  return raw;
 }
 
 // Writes it to a half of a tile, in which the first piece of the lane's first group is at `place`.
@@ -218,49 +253,82 @@ __device__ void ConvertKeys(const AttentionParams& p, const KeyLists& lists, int
     if (cursor.Valid(p)) cursor.Advance(p, lists);
     return stage;
   };
-  // The channels of a block are read one block ahead, its references two.
+  // The channels of a block are brought one block ahead, its references two.
   Stage current = fetch();
   Stage next = fetch();
-  RawHalf<kBf16> raw[2];
+  StagedCodes& codes = s.staged_codes[converter_warp];
+  UpperCodes upper[2];
+  uint32_t scales[4];
   if constexpr (!kBf16) {
-    ReadHalf<kBf16>(current.reference, lane_group, kRight, raw[kRight]);
-    ReadHalf<kBf16>(current.reference, lane_group, kLeft, raw[kLeft]);
+    ReadScales(current.reference, lane_group, scales);
+    StageCodes(current.reference, lane_group, kRight, codes);
+    StageCodes(current.reference, lane_group, kLeft, codes);
+    ReadUpperCodes(current.reference, lane_group, kRight, upper[kRight]);
   }
   Ring<2> tiles;
   uint32_t q_phase = 0;
   while (current.row < p.rows) {
     const Stage following = fetch();
+    uint32_t next_scales[4];
+    if constexpr (!kBf16) ReadScales(next.reference, lane_group, next_scales);
+    // A row's queries are under way while the right half of its first block is decoded.
+    const Item item = {current.row, first_head};
+    const bool copies_queries = current.begins_row && current.row != copied_row;
     if (current.begins_row) {
       BarrierWait(&s.q_empty, q_phase ^ 1u);
       q_phase ^= 1u;
-      const Item item = {current.row, first_head};
-      if (current.row != copied_row) {
-        WaitCopies<0>();  // of a row without keys
+      if (copies_queries) {
+        if (copied_row >= 0) WaitCopies<0>();  // of a row without keys
         CopyQueriesWarp(p, item, first_query_head, s.q[0]);
       }
+      copied_row = -1;
       PrefetchQueriesWarp(p, {current.row + static_cast<int>(gridDim.x), first_head},
                           first_query_head);
-      FinishQueriesWarp(p, item, first_query_head, s.q[0]);
-      copied_row = -1;
-      FenceAsyncProxy();
-      ArriveWarp(&s.q_full);
     }
     const bool window = IsWindowKey(current.reference);
 #pragma unroll
     for (int step = 0; step < 2; ++step) {
       const int half = step == 0 ? kRight : kLeft;
-      // Records of bf16 do not fit in registers a block ahead.
-      if constexpr (kBf16) ReadHalf<kBf16>(current.reference, lane_group, half, raw[half]);
-      BarrierWait(&s.keys_empty[tiles.slot][half], tiles.empty_phase());
-      WriteHalf<kBf16>(raw[half], window, lane_group, s.keys[tiles.slot][half], place);
+      uint8_t* tile = s.keys[tiles.slot][half];
+      RawHalf<kBf16> raw;
+      if constexpr (kBf16) {
+        // Records of bf16 are too large to be brought a block ahead.
+#pragma unroll
+        for (int i = 0; i < 2; ++i)
+          ReadBf16Group(current.reference, 4 * (2 * half + i) + lane_group, raw.groups[i]);
+        BarrierWait(&s.keys_empty[tiles.slot][half], tiles.empty_phase());
+      } else {
+        const int next_half = step == 0 ? kLeft : kRight;
+        ReadUpperCodes(step == 0 ? current.reference : next.reference, lane_group, next_half,
+                       upper[next_half]);
+        BarrierWait(&s.keys_empty[tiles.slot][half], tiles.empty_phase());
+        // All but those of the next half and of queries; a lane reads only what it copied.
+        if (step == 0 && copies_queries) {
+          WaitCopies<2>();
+        } else {
+          WaitCopies<1>();
+        }
+        raw = TakeHalf(codes, half, upper[half], scales);
+      }
+      WriteHalf<kBf16>(raw, window, lane_group, tile, place);
       FenceAsyncProxy();
       ArriveWarp(&s.keys_full[tiles.slot][half]);
-      if constexpr (!kBf16) ReadHalf<kBf16>(next.reference, lane_group, half, raw[half]);
+      if (step == 0 && current.begins_row) {
+        FinishQueriesWarp(p, item, first_query_head, s.q[0]);
+        FenceAsyncProxy();
+        ArriveWarp(&s.q_full);
+      }
+      if constexpr (!kBf16) StageCodes(next.reference, lane_group, half, codes);
     }
     tiles.Advance();
     current = next;
     next = following;
+    if constexpr (!kBf16) {
+#pragma unroll
+      for (int quarter = 0; quarter < 4; ++quarter) scales[quarter] = next_scales[quarter];
+    }
   }
+  WaitCopies<0>();
 }
 
 // ---- Math --------------------------------------------------------------------------------------

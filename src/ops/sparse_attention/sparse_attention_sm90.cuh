@@ -64,9 +64,24 @@ __device__ inline const uint16_t* QueriesOf(const AttentionParams& p, const Item
   return p.q + item.row * p.q_stride + static_cast<int64_t>(item.first_head) * kDim;
 }
 
+// Cosines and sines of a lane's two pieces of the rotated channels.
+struct QueryAngles {
+  float4 pairs[2][2];
+};
+__device__ inline QueryAngles LoadQueryAngles(const float* table) {
+  QueryAngles angles;
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const auto* source = reinterpret_cast<const float4*>(table + 8 * (LaneId() / 8 + 4 * i));
+    angles.pairs[i][0] = __ldg(source);
+    angles.pairs[i][1] = __ldg(source + 1);
+  }
+  return angles;
+}
+
 // Rotates the last 64 channels of 8 heads where they lie, in their own order. A lane has two pieces
 // of one head.
-__device__ inline void RotateQueries(const float* table, int first_head, uint8_t* panels) {
+__device__ inline void RotateQueries(const QueryAngles& angles, int first_head, uint8_t* panels) {
   const int head = first_head + LaneId() % 8;
   const auto rotate = [](uint32_t& pair, float cos, float sin) {
     float x0 = Bf16LowToFloat(pair);
@@ -77,9 +92,8 @@ __device__ inline void RotateQueries(const float* table, int first_head, uint8_t
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     const int piece = LaneId() / 8 + 4 * i;
-    const auto* angles = reinterpret_cast<const float4*>(table + 8 * piece);
-    const float4 low = __ldg(angles);
-    const float4 high = __ldg(angles + 1);
+    const float4& low = angles.pairs[i][0];
+    const float4& high = angles.pairs[i][1];
     auto* place = reinterpret_cast<uint4*>(panels + 7 * kPanelBytes + PanelOffset(head, piece));
     uint4 x = *place;
     rotate(x.x, low.x, low.y);
@@ -121,10 +135,13 @@ __device__ inline void PrefetchQueriesWarp(const AttentionParams& p, const Item&
 __device__ inline void FinishQueriesWarp(const AttentionParams& p, const Item& item, int first_head,
                                          uint8_t* panels) {
   const int lane = LaneId();
+  // Read while the copies are under way.
+  QueryAngles angles = {};
+  if (p.rotate_q) angles = LoadQueryAngles(p.table + item.row * p.table_stride);
   WaitCopies<0>();
   __syncwarp();
   if (p.rotate_q) {
-    RotateQueries(p.table + item.row * p.table_stride, first_head, panels);
+    RotateQueries(angles, first_head, panels);
     __syncwarp();
   }
   const int head = first_head + lane % 8;
@@ -257,15 +274,24 @@ struct GroupReader {
     scales = reference + (window ? kDim + (group & 2u) - 1 : kDim / 2 + group * 2);
     scale_step = 8u >> bit;
   }
+  // The group's codes of a quarter: 16 bytes, of window records 32.
+  __device__ const uint8_t* Codes(int quarter) const {
+    return codes + static_cast<uint64_t>(code_step) * static_cast<uint32_t>(quarter);
+  }
+  __device__ uint32_t Scales(int quarter) const {
+    return __ldg(reinterpret_cast<const uint16_t*>(scales + static_cast<uint64_t>(scale_step) *
+                                                                static_cast<uint32_t>(quarter)));
+  }
+  // What only window records have: the latter 16 bytes.
+  __device__ void ReadUpperCodes(int quarter, uint32_t* words) const {
+    if (window) Load16Bytes(Codes(quarter) + 16, words);
+  }
   // Without branches on the format, so that one read does not wait for another; what only window
   // records have is read under a predicate.
   __device__ void Read(int quarter, RawGroup<false>& raw) const {
-    const auto q = static_cast<uint32_t>(quarter);
-    const uint8_t* source = codes + static_cast<uint64_t>(code_step) * q;
-    Load16Bytes(source, raw.words);
-    raw.scales =
-        __ldg(reinterpret_cast<const uint16_t*>(scales + static_cast<uint64_t>(scale_step) * q));
-    if (window) Load16Bytes(source + 16, raw.words + 4);
+    Load16Bytes(Codes(quarter), raw.words);
+    raw.scales = Scales(quarter);
+    ReadUpperCodes(quarter, raw.words + 4);
   }
 };
 __device__ inline void ReadBf16Group(const uint8_t* reference, int group, RawGroup<true>& raw) {
