@@ -425,10 +425,10 @@ __device__ inline void CopyAlignedX(const DecodeWork& work, const GroupTable& ta
                                     uint8_t* shared, Barrier* full, Barrier* empty) {
   constexpr int kPieces = kStageColumns<kFormat> / 8;  // of 16 bytes per row
   constexpr int kRowsAtOnce = 32 / kPieces;
+  constexpr int kRowsOfGroup = 4 * kRowsAtOnce;  // copies are grouped by four
   // FP4 has one segment.
-  constexpr int kMaxCopies =
-      kFormat == WeightFormat::kFp4Group ? kMaxDecodeRows : kMaxXRows / kRowsAtOnce;
-  static_assert(kMaxCopies <= 32);
+  constexpr int kGroups =
+      (kFormat == WeightFormat::kFp4Group ? kMaxDecodeRows : kMaxXRows) / kRowsOfGroup;
   const int lane = LaneId();
   const int first_row = lane / kPieces;
   uint8_t* const own_shared = shared + first_row * kXPitch<kFormat> + lane % kPieces * 16;
@@ -446,19 +446,19 @@ __device__ inline void CopyAlignedX(const DecodeWork& work, const GroupTable& ta
       const int first_segment = round * problem.segments_per_round;
       const int segments = min(problem.segments_per_round, problem.segments - first_segment);
       const int rows = segments * row_places;
-      uint32_t offsets[kMaxCopies] = {};
-      uint32_t in_last = 0;  // a bit for each copy
-      uint32_t exists = 0;
+      uint32_t offsets[kGroups][4] = {};
 #pragma unroll
-      for (int i = 0; i < kMaxCopies; ++i) {
-        if (i * kRowsAtOnce >= rows) break;
-        const int place_row = first_row + i * kRowsAtOnce;
-        const int place = place_row * inverse >> 16;
-        const int row = place_row - place * row_places;
-        const int column = (first_segment + place) * problem.segment_columns;
-        offsets[i] = 2 * (__shfl_sync(0xffffffffu, x_row_offset, row) + column);
-        if (row < item.rows && place < segments) exists |= 1u << i;
-        if (place == segments - 1) in_last |= 1u << i;
+      for (int i = 0; i < kGroups; ++i) {
+        if (i * kRowsOfGroup >= rows) break;
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          const int place_row = first_row + i * kRowsOfGroup + j * kRowsAtOnce;
+          const int place = place_row * inverse >> 16;
+          // Rows beyond the item's are the last one again: nobody reads them.
+          const uint32_t row_offset =
+              __shfl_sync(0xffffffffu, x_row_offset, place_row - place * row_places);
+          offsets[i][j] = 2 * (row_offset + (first_segment + place) * problem.segment_columns);
+        }
       }
       // The last segment may be shorter than the others.
       const int last_column = (first_segment + segments - 1) * problem.segment_columns;
@@ -467,14 +467,27 @@ __device__ inline void CopyAlignedX(const DecodeWork& work, const GroupTable& ta
       const int stages = StagesOfRound<kFormat>(problem, round);
       const uint8_t* from = reinterpret_cast<const uint8_t*>(problem.x) + lane % kPieces * 16;
       for (int stage = 0; stage < stages; ++stage) {
-        const uint32_t valid = stage < last_stages ? exists : exists & ~in_last;
+        const int stage_rows = stage < last_stages ? rows : rows - row_places;
         uint8_t* const to = own_shared + ring.slot * work.x_slot_bytes;
         BarrierWait(empty + ring.slot, ring.parity ^ 1u);
 #pragma unroll
-        for (int i = 0; i < kMaxCopies; ++i) {
-          if (i * kRowsAtOnce >= rows) break;
-          if ((valid >> i & 1u) != 0)
-            CopyAsync16(to + i * kRowsAtOnce * kXPitch<kFormat>, from + offsets[i]);
+        for (int i = 0; i < kGroups; ++i) {
+          if (i * kRowsOfGroup >= stage_rows) break;
+          // Without conditions where all rows exist.
+          if ((i + 1) * kRowsOfGroup <= stage_rows) {
+#pragma unroll
+            for (int j = 0; j < 4; ++j) {
+              CopyAsync16(to + (i * kRowsOfGroup + j * kRowsAtOnce) * kXPitch<kFormat>,
+                          from + offsets[i][j]);
+            }
+          } else {
+#pragma unroll
+            for (int j = 0; j < 4; ++j) {
+              const int row = i * kRowsOfGroup + j * kRowsAtOnce;
+              if (first_row + row < stage_rows)
+                CopyAsync16(to + row * kXPitch<kFormat>, from + offsets[i][j]);
+            }
+          }
         }
         // Arrives when this lane's copies have landed.
         BarrierArriveOnCopies(full + ring.slot);
