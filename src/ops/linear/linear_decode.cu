@@ -25,10 +25,14 @@ namespace {
 // Shared memory of a block of which so many fit into a multiprocessor (228 KB, 1 KB for each
 // block).
 constexpr int SharedBytesFor(int blocks) {
-  return blocks == 3 ? 75 * 1024 : blocks == 2 ? 113 * 1024 : 227 * 1024;
+  return 228 * 1024 / blocks - 1024;
 }
-constexpr int kMaxRingSlots = 4;
+// Chunks in a warp's ring.
+constexpr int kMaxRingChunks = 4;
+constexpr int kMinRingChunks = 3;
 constexpr int kMaxXSlots = 16;
+// Stages of x that are worth a chunk of the ring.
+constexpr int kWantedXSlots = 4;
 
 int Streams(const DecodeProblem& problem) {
   return problem.strips_per_item * (problem.up == nullptr ? 1 : 2);
@@ -45,7 +49,7 @@ int64_t CutProblems(WeightFormat format, DecodeWork& work) {
     // A group of 32 outputs that is quantised stays together.
     const int least_strips = problem.quantize ? 2 : strips;
     // Warps on different segments need different columns of x at a time.
-    const int most_places = work.block_rows <= 8 ? 8 : 4;
+    const int most_places = kMaxXRows / work.block_rows;
     problem.segments_per_round =
         std::min({problem.segments, most_places, most_streams / (sides * least_strips)});
     problem.rounds = CeilDiv(problem.segments, problem.segments_per_round);
@@ -88,18 +92,15 @@ bool ShareMemory(WeightFormat format, int64_t rows, int blocks, DecodeWork& work
       work.groups > 0 ? 12 * (int64_t{work.groups} + 1) + 8 * (kDecodeWarps + 1) : 0;
   const int64_t left = SharedBytesFor(blocks) - 4 * work.table_floats - 16 - table_bytes;
 
-  const int least_ring_slots = strips == 1 ? 3 : 2;
-  const int most_ring_slots =
-      TuneDecode().ring_slots > 0 ? TuneDecode().ring_slots : kMaxRingSlots / strips;
-  const int least_x_slots = blocks == 3 ? 4 : 2;
-  work.ring_slots = std::min(least_ring_slots, most_ring_slots);
-  work.x_slots = least_x_slots;
   const auto fits = [&](int ring_slots, int x_slots) {
     return int64_t{ring_slots} * ring_slot_bytes + int64_t{x_slots} * x_slot_bytes <= left;
   };
+  const int least_ring_slots = CeilDiv(kMinRingChunks, strips);
+  work.ring_slots = kMaxRingChunks / strips;
+  while (work.ring_slots > least_ring_slots && !fits(work.ring_slots, kWantedXSlots))
+    --work.ring_slots;
+  work.x_slots = 2;
   if (!fits(work.ring_slots, work.x_slots)) return false;
-  while (work.ring_slots < most_ring_slots && fits(work.ring_slots + 1, work.x_slots))
-    ++work.ring_slots;
   while (work.x_slots < kMaxXSlots && fits(work.ring_slots, work.x_slots + 1)) ++work.x_slots;
   work.shared_bytes =
       static_cast<int>(CeilDiv(4 * work.table_floats + 16 + table_bytes +
@@ -111,18 +112,11 @@ bool ShareMemory(WeightFormat format, int64_t rows, int blocks, DecodeWork& work
 
 }  // namespace
 
-DecodeTuning& TuneDecode() {
-  static DecodeTuning tuning;
-  return tuning;
-}
-
 Status LaunchDecode(WeightFormat format, DecodeWork work, Stream& stream) {
   int64_t rows = 0;
   for (int i = 0; i < work.num_problems; ++i) rows = std::max<int64_t>(rows, work.problems[i].rows);
   // Only the device knows the sizes of groups. Items of 16 rows lose nothing on groups with fewer.
   work.block_rows = rows <= 8 ? 8 : 16;
-  if (work.groups > 0 && TuneDecode().group_block_rows > 0)
-    work.block_rows = TuneDecode().group_block_rows;
   int64_t items = CutProblems(format, work);
   if (work.groups > 0) {
     // At most: every group has rows, and a block that is not full.
@@ -135,10 +129,10 @@ Status LaunchDecode(WeightFormat format, DecodeWork work, Stream& stream) {
     items = CutProblems(format, work);
   }
   work.items = static_cast<int>(items);
+  work.aligned_x = true;
+  for (int i = 0; i < work.num_problems; ++i) work.aligned_x &= work.problems[i].aligned_x;
 
-  int blocks = work.block_rows == 8 ? 3 : 2;
-  if (TuneDecode().blocks_per_multiprocessor > 0)
-    blocks = std::min(blocks, TuneDecode().blocks_per_multiprocessor);
+  int blocks = kDecodeBlocks;
   while (!ShareMemory(format, rows, blocks, work)) {
     if (--blocks > 0) continue;
     return Fail(
@@ -181,6 +175,8 @@ DecodeProblem DecodeProblemOf(const LinearWeight& weight, const TensorView& x,
   problem.segment_columns = static_cast<int>(packed.segments.columns);
   problem.vector_x = problem.k % 8 == 0 && problem.x_stride % 8 == 0 &&
                      reinterpret_cast<uintptr_t>(x.data()) % 16 == 0;
+  problem.aligned_x = problem.vector_x && problem.padded_k == problem.k &&
+                      x.rows() * problem.x_stride < int64_t{1} << 31;
   problem.y_is_f32 = y.dtype() == DType::kF32;
   return problem;
 }

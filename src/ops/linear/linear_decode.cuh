@@ -10,9 +10,11 @@
 // per lane and unit), convert them and multiply them with x (mma.sync, weights are A). The ring
 // runs ahead over the ends of segments and items, so that the memory never waits for an epilogue;
 // before the kernel in front has ended it already loads the first weights. The warp for x runs
-// ahead as well, through a ring of stages that all warps read, each as long as a chunk. Nothing in
-// the loop over K waits for the whole block. With more than eight rows of FP4 x would be most of
-// what shared memory delivers, so a warp walks two strips that use the same fragments of x.
+// ahead as well, through a ring of stages that all warps read, each as long as a chunk; it works
+// out where its pieces are before the loop, because a single warp is easily slower than the eight
+// that multiply. Nothing in the loop over K waits for the whole block. With more than eight rows of
+// FP4 x would be most of what shared memory delivers, so a warp walks two strips that use the same
+// fragments of x.
 //
 // Outputs that one warp has alone are stored from its registers. Others (several segments, gate and
 // up, groups that are quantised) meet in shared memory.
@@ -379,9 +381,9 @@ __device__ inline void MultiplyStage(const uint8_t* stage, const uint8_t* x,
 // ---- The warp that copies x
 // ----------------------------------------------------------------------
 
-// One stage of x, columns [stage * kStageColumns, ...) of each segment of a round, into shared
-// memory: [segment of the round][row place][kXPitch bytes]. Columns beyond k are zero. x_row: the
-// row of x of the lane's row.
+// x in any place and with any K, in pieces of 16 bytes or less. One stage, columns [stage *
+// kStageColumns, ...) of each segment of a round, into shared memory: [segment of the round][row
+// place][kXPitch bytes]. Columns beyond k are zero. x_row: the row of x of the lane's row.
 template <WeightFormat kFormat>
 __device__ inline void CopyXStage(const DecodeProblem& problem, int rows, int x_row, int round,
                                   int stage, uint8_t* shared) {
@@ -412,6 +414,86 @@ __device__ inline void CopyXStage(const DecodeProblem& problem, int rows, int x_
         words[j] = low | (high << 16);
       }
       *reinterpret_cast<uint4*>(to) = uint4{words[0], words[1], words[2], words[3]};
+    }
+  }
+}
+
+// Rows of x that are aligned and have no columns beyond k: a lane knows where each of its pieces is
+// before a round's first stage, so that a copy takes three instructions.
+template <WeightFormat kFormat>
+__device__ inline void CopyAlignedX(const DecodeWork& work, const GroupTable& table, int items,
+                                    uint8_t* shared, Barrier* full, Barrier* empty) {
+  constexpr int kPieces = kStageColumns<kFormat> / 8;  // of 16 bytes per row
+  constexpr int kRowsAtOnce = 32 / kPieces;
+  constexpr int kRowsOfGroup = 4 * kRowsAtOnce;  // copies are grouped by four
+  // FP4 has one segment.
+  constexpr int kGroups =
+      (kFormat == WeightFormat::kFp4Group ? kMaxDecodeRows : kMaxXRows) / kRowsOfGroup;
+  const int lane = LaneId();
+  const int first_row = lane / kPieces;
+  uint8_t* const own_shared = shared + first_row * kXPitch<kFormat> + lane % kPieces * 16;
+  RingPlace ring;
+  for (int index = static_cast<int>(blockIdx.x); index < items;
+       index += static_cast<int>(gridDim.x)) {
+    const DecodeItem item = FindItem(work, table, index);
+    const DecodeProblem& problem = work.problems[item.problem];
+    const int y_row = item.first_row + min(lane, item.rows - 1);
+    const int x_row = work.row_index == nullptr ? y_row : work.row_index[y_row];
+    const uint32_t x_row_offset = static_cast<uint32_t>(x_row * problem.x_stride);
+    const int row_places = RowPlaces(item.rows);
+    const int inverse = 65536 / row_places + 1;  // exact for what is divided here
+    for (int round = 0; round < problem.rounds; ++round) {
+      const int first_segment = round * problem.segments_per_round;
+      const int segments = min(problem.segments_per_round, problem.segments - first_segment);
+      const int rows = segments * row_places;
+      uint32_t offsets[kGroups][4] = {};
+#pragma unroll
+      for (int i = 0; i < kGroups; ++i) {
+        if (i * kRowsOfGroup >= rows) break;
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          const int place_row = first_row + i * kRowsOfGroup + j * kRowsAtOnce;
+          const int place = place_row * inverse >> 16;
+          // Rows beyond the item's are the last one again: nobody reads them.
+          const uint32_t row_offset =
+              __shfl_sync(0xffffffffu, x_row_offset, place_row - place * row_places);
+          offsets[i][j] = 2 * (row_offset + (first_segment + place) * problem.segment_columns);
+        }
+      }
+      // The last segment may be shorter than the others.
+      const int last_column = (first_segment + segments - 1) * problem.segment_columns;
+      const int last_stages =
+          min(problem.segment_columns, problem.padded_k - last_column) / kStageColumns<kFormat>;
+      const int stages = StagesOfRound<kFormat>(problem, round);
+      const uint8_t* from = reinterpret_cast<const uint8_t*>(problem.x) + lane % kPieces * 16;
+      for (int stage = 0; stage < stages; ++stage) {
+        const int stage_rows = stage < last_stages ? rows : rows - row_places;
+        uint8_t* const to = own_shared + ring.slot * work.x_slot_bytes;
+        BarrierWait(empty + ring.slot, ring.parity ^ 1u);
+#pragma unroll
+        for (int i = 0; i < kGroups; ++i) {
+          if (i * kRowsOfGroup >= stage_rows) break;
+          // Without conditions where all rows exist.
+          if ((i + 1) * kRowsOfGroup <= stage_rows) {
+#pragma unroll
+            for (int j = 0; j < 4; ++j) {
+              CopyAsync16(to + (i * kRowsOfGroup + j * kRowsAtOnce) * kXPitch<kFormat>,
+                          from + offsets[i][j]);
+            }
+          } else {
+#pragma unroll
+            for (int j = 0; j < 4; ++j) {
+              const int row = i * kRowsOfGroup + j * kRowsAtOnce;
+              if (first_row + row < stage_rows)
+                CopyAsync16(to + row * kXPitch<kFormat>, from + offsets[i][j]);
+            }
+          }
+        }
+        // Arrives when this lane's copies have landed.
+        BarrierArriveOnCopies(full + ring.slot);
+        from += 2 * kStageColumns<kFormat>;
+        ring.Advance(work.x_slots);
+      }
     }
   }
 }
@@ -625,7 +707,7 @@ struct Multiplier {
 };
 
 template <WeightFormat kFormat, int kMaxTiles>
-__global__ void __launch_bounds__(kBlockThreads, kMaxTiles == 1 ? 3 : 2)
+__global__ void __launch_bounds__(kBlockThreads, kDecodeBlocks)
     DecodeKernel(const __grid_constant__ DecodeWork work) {
   // Rings, stages of x, sums, barriers, the table of groups.
   constexpr int kStrips = StripsPerWarp(kFormat, 8 * kMaxTiles);
@@ -676,7 +758,11 @@ __global__ void __launch_bounds__(kBlockThreads, kMaxTiles == 1 ? 3 : 2)
   __syncthreads();
   if (work.groups == 0) WaitForPreviousKernel();
   if (warp == kDecodeWarps) {
-    CopyX<kFormat>(work, table, items, x_shared, x_full, x_empty);
+    if (work.aligned_x) {
+      CopyAlignedX<kFormat>(work, table, items, x_shared, x_full, x_empty);
+    } else {
+      CopyX<kFormat>(work, table, items, x_shared, x_full, x_empty);
+    }
     return;
   }
   multiplier.x = x_shared;

@@ -18,6 +18,10 @@ inline constexpr int kMaxDecodeProblems = 16;
 inline constexpr int kMaxDecodeRows = 16;
 // Warps of a block that multiply.
 inline constexpr int kDecodeWarps = 8;
+// Blocks that share a multiprocessor. Three, or longer rings, put more than about 140 KB per
+// multiprocessor under way, with which the memory gets slower (the LM head by a half), and blocks
+// of the next kernel gather on the multiprocessors that have room.
+inline constexpr int kDecodeBlocks = 2;
 // Strips that a warp works on side by side.
 constexpr int StripsPerWarp(WeightFormat format, int block_rows) {
   return format == WeightFormat::kFp4Group && block_rows > 8 ? 2 : 1;
@@ -26,6 +30,9 @@ constexpr int StripsPerWarp(WeightFormat format, int block_rows) {
 constexpr int DecodeXPitch(WeightFormat format) {
   return 2 * static_cast<int>(CudaChunkColumns(format)) + 16;
 }
+
+// Rows of x in a stage: those of all segments that warps of a block work on at a time.
+inline constexpr int kMaxXRows = 64;
 
 // One linear; with `up` a pair of linears of the same input whose results are combined.
 struct DecodeProblem {
@@ -49,11 +56,12 @@ struct DecodeProblem {
   int strips_per_item = 1;     // of outputs, that is without those of `up`
   int segments_per_round = 1;  // that different warps work on at the same time
   int rounds = 1;
-  int slot_shift = 0;    // log2 of the warps that work on a segment
-  bool direct = true;    // outputs are one warp's sums: no other segments, no pairs, no groups
-  int strip_blocks = 0;  // of strips_per_item
-  int first_item = 0;    // in the launch; ungrouped work only
-  bool vector_x = true;  // rows of x can be copied in pieces of 16 bytes
+  int slot_shift = 0;      // log2 of the warps that work on a segment
+  bool direct = true;      // outputs are one warp's sums: no other segments, no pairs, no groups
+  int strip_blocks = 0;    // of strips_per_item
+  int first_item = 0;      // in the launch; ungrouped work only
+  bool vector_x = true;    // rows of x can be copied in pieces of 16 bytes
+  bool aligned_x = false;  // and K has no padding, and x no more than 4 GB
   bool y_is_f32 = false;
   bool quantize = false;
 };
@@ -67,9 +75,10 @@ struct DecodeWork {
   int ring_slots = 0;
   int x_slots = 0;
   int x_slot_bytes = 0;
-  int sum_stride = 0;    // floats per row of sums
-  int sum_floats = 0;    // of a segment
-  int table_floats = 0;  // of all
+  bool aligned_x = false;  // all problems
+  int sum_stride = 0;      // floats per row of sums
+  int sum_floats = 0;      // of a segment
+  int table_floats = 0;    // of all
   int shared_bytes = 0;
   // Groups: one problem whose rows are distributed over `groups` weights.
   const int32_t* group_offsets = nullptr;
@@ -79,14 +88,6 @@ struct DecodeWork {
   float limit = 0.0f;
   bool reference_numerics = false;
 };
-
-// What only the device can decide, for the benchmark; zero: as built.
-struct DecodeTuning {
-  int blocks_per_multiprocessor = 0;
-  int ring_slots = 0;
-  int group_block_rows = 0;
-};
-DecodeTuning& TuneDecode();
 
 // Decides how the work is cut (a function of shapes) and puts the kernel into the stream. Problems
 // have rows.

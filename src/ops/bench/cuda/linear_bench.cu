@@ -6,8 +6,7 @@
 // what a plain reading kernel reached in this run, and the project's floor and target where there
 // are any.
 //
-// Arguments: words that a case's name must contain ("experts," "dense set"), none for all; and
-//   --variants  repeats each case for every way to share a multiprocessor (DecodeTuning).
+// Arguments: words that a case's name must contain ("experts," "dense set"), none for all.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -24,7 +23,6 @@
 #include "device.cuh"
 #include "ops/gated_linear/gated_linear.h"
 #include "ops/linear/linear.h"
-#include "ops/linear/linear_decode.h"
 #include "ops/linear/linear_test_util.h"
 #include "tensor/copy.h"
 #include "tensor/cuda_device.h"
@@ -78,10 +76,9 @@ Goal ShareGoal(double bytes, double floor, double target) {
 
 class Bench {
  public:
-  Bench(Stream& stream, std::vector<std::string> filters, bool variants)
+  Bench(Stream& stream, std::vector<std::string> filters)
       : stream_(stream),
         filters_(std::move(filters)),
-        variants_(variants),
         events_{Must(CreateEvent(0)), Must(CreateEvent(0))} {
     const int64_t bytes = int64_t{2} << 30;
     const Buffer a = Must(Buffer::AllocateZeroed(stream.device(), bytes));
@@ -107,24 +104,6 @@ class Bench {
   void Time(const std::string& name, int64_t calls, double bytes, Goal goal,
             const std::function<void(int64_t call)>& record) {
     if (!Wants(name)) return;
-    TimeOne(name, calls, bytes, goal, record);
-    if (!variants_) return;
-    for (const DecodeTuning& tuning :
-         {DecodeTuning{1, 0, 0}, DecodeTuning{1, 8, 0}, DecodeTuning{2, 0, 0},
-          DecodeTuning{2, 3, 0}, DecodeTuning{2, 6, 0}, DecodeTuning{3, 2, 0},
-          DecodeTuning{0, 0, 8}, DecodeTuning{2, 0, 8}, DecodeTuning{0, 0, 16},
-          DecodeTuning{1, 0, 16}}) {
-      TuneDecode() = tuning;
-      TimeOne(fmt::format("  blocks {} ring {} group rows {}", tuning.blocks_per_multiprocessor,
-                          tuning.ring_slots, tuning.group_block_rows),
-              calls, bytes, goal, record);
-    }
-    TuneDecode() = {};
-  }
-
- private:
-  void TimeOne(const std::string& name, int64_t calls, double bytes, Goal goal,
-               const std::function<void(int64_t call)>& record) {
     const double us = Median([&] {
                         for (int64_t i = 0; i < calls; ++i) record(i);
                       }) /
@@ -139,6 +118,7 @@ class Bench {
     std::fflush(stdout);
   }
 
+ private:
   // Microseconds.
   double Median(const std::function<void()>& record) {
     void* const cuda_stream = stream_.cuda_stream();
@@ -162,7 +142,6 @@ class Bench {
 
   Stream& stream_;
   std::vector<std::string> filters_;
-  bool variants_;
   void* events_[2];
   double read_rate_ = 0;
   double p10_ = 0;
@@ -504,10 +483,9 @@ void BenchDenseSet(Bench& bench, Stream& stream, std::span<const int64_t> row_co
 
 int Main(int argc, char** argv) {
   std::vector<std::string> filters(argv + 1, argv + argc);
-  const bool variants = std::erase(filters, "--variants") > 0;
   const std::unique_ptr<Stream> stream = Must(Stream::CreateCuda(0, 16));
   std::printf("device: %s\n", Must(GetDeviceProperties(0)).name.c_str());
-  Bench bench(*stream, std::move(filters), variants);
+  Bench bench(*stream, std::move(filters));
   constexpr int64_t kRowCounts[] = {1, 8, 16, 64};
   BenchExperts(bench, *stream);
   BenchDenseSet(bench, *stream, kRowCounts);
