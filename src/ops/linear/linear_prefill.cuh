@@ -102,6 +102,7 @@ struct Shape {
   static constexpr int kGroupSteps = kGroupStepsOf;
   // Groups whose fragments may still be read while the next one is converted.
   static constexpr int kGroupsInFlight = kGroupSteps == 1 ? 3 : 1;
+  static_assert(kFormat != WeightFormat::kBf16 || kGroupSteps == 2, "see StageCodes");
   // Outputs of y per tile.
   static constexpr int kTileOutputs = kGated ? 64 : 128;
   // Four units of a strip and their scales.
@@ -468,7 +469,11 @@ __device__ inline void Produce(const Params& params) {
 __device__ inline uint4 LoadShared16(const unsigned char* shared) {
   return *reinterpret_cast<const uint4*>(shared);
 }
-// What a lane needs of a stage (64 columns of a chunk) for its four k16 steps.
+// What a lane needs of a stage (64 columns of a chunk) for its four k16 steps. The words of bf16 are
+// fragments themselves. A stage is a chunk there, so that the loop over chunks loads into the
+// registers that it loaded into before, of which those of the last two steps may still be read:
+// they are loaded by LoadRest, when the first group of the stage has been issued and everything in
+// front of it has ended.
 template <WeightFormat kFormat>
 class StageCodes {
  public:
@@ -483,7 +488,14 @@ class StageCodes {
       scales_ = *reinterpret_cast<const uint2*>(chunk + 2048 + 8 * stage);
     } else {
 #pragma unroll
-      for (int step = 0; step < 4; ++step)
+      for (int step = 0; step < 2; ++step)
+        words_[step] = LoadShared16(chunk + 512 * step + 16 * lane);
+    }
+  }
+  __device__ void LoadRest(const unsigned char* chunk, int lane) {
+    if constexpr (kFormat == WeightFormat::kBf16) {
+#pragma unroll
+      for (int step = 2; step < 4; ++step)
         words_[step] = LoadShared16(chunk + 512 * step + 16 * lane);
     }
   }
@@ -832,6 +844,7 @@ __device__ __forceinline__ void MultiplyTile(const Params& params, const Tile& t
         if constexpr (kGroup == 0 && kStage + 1 < S::kChunkStages)
           next.Load(chunk, lane, kStage + 1);
         WarpgroupWait<S::kGroupsInFlight>();
+        if constexpr (kGroup == 0) codes.LoadRest(chunk, lane);
         // Everything that reads the stage before has ended.
         if (kGroup == S::kGroupsInFlight - 1 && used_slot >= 0 && lane == 0)
           BarrierArrive(Barriers<S>::XEmpty(used_slot));
