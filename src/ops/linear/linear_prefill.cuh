@@ -92,16 +92,12 @@ struct Params {
   bool reference_numerics = false;
 };
 
-// `kGroupSteps`: k16 steps that are converted together and form one wgmma group.
-template <WeightFormat kFormatOf, bool kGatedOf, bool kTotalsOf, int kGroupStepsOf>
+template <WeightFormat kFormatOf, bool kGatedOf, bool kTotalsOf>
 struct Shape {
   static constexpr WeightFormat kFormat = kFormatOf;
   static constexpr bool kGated = kGatedOf;
   static constexpr bool kTotals = kTotalsOf;
   static constexpr int kTokens = kTotals ? 192 : 256;
-  static constexpr int kGroupSteps = kGroupStepsOf;
-  // Groups whose fragments may still be read while the next one is converted.
-  static constexpr int kGroupsInFlight = kGroupSteps == 1 ? 3 : 1;
   // Outputs of y per tile.
   static constexpr int kTileOutputs = kGated ? 64 : 128;
   // Four units of a strip and their scales.
@@ -468,7 +464,11 @@ __device__ inline void Produce(const Params& params) {
 __device__ inline uint4 LoadShared16(const unsigned char* shared) {
   return *reinterpret_cast<const uint4*>(shared);
 }
-// What a lane needs of a stage (64 columns of a chunk) for its four k16 steps.
+// What a lane needs of a stage (64 columns of a chunk) for its four k16 steps. The words of bf16
+// are fragments themselves. A stage is a chunk there, so that the loop over chunks loads into the
+// registers that it loaded into before, of which those of the last two steps may still be read:
+// they are loaded by LoadRest, when the first group of the stage has been issued and everything in
+// front of it has ended.
 template <WeightFormat kFormat>
 class StageCodes {
  public:
@@ -483,7 +483,14 @@ class StageCodes {
       scales_ = *reinterpret_cast<const uint2*>(chunk + 2048 + 8 * stage);
     } else {
 #pragma unroll
-      for (int step = 0; step < 4; ++step)
+      for (int step = 0; step < 2; ++step)
+        words_[step] = LoadShared16(chunk + 512 * step + 16 * lane);
+    }
+  }
+  __device__ void LoadRest(const unsigned char* chunk, int lane) {
+    if constexpr (kFormat == WeightFormat::kBf16) {
+#pragma unroll
+      for (int step = 2; step < 4; ++step)
         words_[step] = LoadShared16(chunk + 512 * step + 16 * lane);
     }
   }
@@ -817,13 +824,14 @@ __device__ __forceinline__ void MultiplyTile(const Params& params, const Tile& t
           AdvanceDescriptor(first_stage, static_cast<uint32_t>(rings.x.slot * ring.stage_bytes));
       StageCodes<S::kFormat> next;
       const auto multiply_group = [&]<int kGroup>() {
-        constexpr int kFirst = kGroup * S::kGroupSteps;
-        uint32_t a[S::kGroupSteps][4];
+        // Two k16 steps, converted while the group before is multiplied.
+        constexpr int kFirst = 2 * kGroup;
+        uint32_t a[2][4];
         codes.template Fragment<kFirst>(a[0]);
-        if constexpr (S::kGroupSteps > 1) codes.template Fragment<kFirst + 1>(a[1]);
+        codes.template Fragment<kFirst + 1>(a[1]);
         WarpgroupFence();
 #pragma unroll
-        for (int step = 0; step < S::kGroupSteps; ++step)
+        for (int step = 0; step < 2; ++step)
           WarpgroupMmaRegisters<0>(
               sums, a[step], AdvanceDescriptor(x, static_cast<uint32_t>(32 * (kFirst + step))),
               true);
@@ -831,17 +839,14 @@ __device__ __forceinline__ void MultiplyTile(const Params& params, const Tile& t
         // The next stage's codes, a group ahead of their use.
         if constexpr (kGroup == 0 && kStage + 1 < S::kChunkStages)
           next.Load(chunk, lane, kStage + 1);
-        WarpgroupWait<S::kGroupsInFlight>();
+        WarpgroupWait<1>();
+        if constexpr (kGroup == 0) codes.LoadRest(chunk, lane);
         // Everything that reads the stage before has ended.
-        if (kGroup == S::kGroupsInFlight - 1 && used_slot >= 0 && lane == 0)
+        if (kGroup == 0 && used_slot >= 0 && lane == 0)
           BarrierArrive(Barriers<S>::XEmpty(used_slot));
       };
       multiply_group.template operator()<0>();
       multiply_group.template operator()<1>();
-      if constexpr (S::kGroupSteps < 2) {
-        multiply_group.template operator()<2>();
-        multiply_group.template operator()<3>();
-      }
       if constexpr (kStage + 1 < S::kChunkStages) codes = next;
       used_slot = rings.x.slot;
       rings.x.Advance(ring.stages);
@@ -925,17 +930,16 @@ __global__ void __launch_bounds__(kThreads, 1)
 // One launch, of the kernel with totals (`chained`) or without; instantiated per format in
 // linear_prefill_*.cu.
 template <WeightFormat kFormat>
-Status LaunchPrefillKernel(bool gated, bool chained, int group_steps, const Params& params,
-                           Stream& stream);
+Status LaunchPrefillKernel(bool gated, bool chained, const Params& params, Stream& stream);
 template <>
-Status LaunchPrefillKernel<WeightFormat::kBf16>(bool gated, bool chained, int group_steps,
-                                                const Params& params, Stream& stream);
+Status LaunchPrefillKernel<WeightFormat::kBf16>(bool gated, bool chained, const Params& params,
+                                                Stream& stream);
 template <>
-Status LaunchPrefillKernel<WeightFormat::kFp8Block>(bool gated, bool chained, int group_steps,
-                                                    const Params& params, Stream& stream);
+Status LaunchPrefillKernel<WeightFormat::kFp8Block>(bool gated, bool chained, const Params& params,
+                                                    Stream& stream);
 template <>
-Status LaunchPrefillKernel<WeightFormat::kFp4Group>(bool gated, bool chained, int group_steps,
-                                                    const Params& params, Stream& stream);
+Status LaunchPrefillKernel<WeightFormat::kFp4Group>(bool gated, bool chained, const Params& params,
+                                                    Stream& stream);
 
 template <class S>
 Status LaunchShape(const Params& params, Stream& stream) {

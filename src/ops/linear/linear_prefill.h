@@ -32,14 +32,14 @@ bool PrefillTakes(const TensorView& x);
 struct PrefillChoice {
   int tile_tokens = 0;  // 64, 128, 192 or 256 (at most 192 where segments are chained)
   enum class Segments { kChosen, kChained, kSplit } segments = Segments::kChosen;
-  int group_steps = 2;  // 1 or 2; bf16 and chained FP8 have 2 only
 };
 
 // Scratch that one call takes at most.
 inline constexpr int64_t kPrefillScratchBytes = int64_t{48} << 20;
 
 // All weights of one format.
-// Errors: those of a launch.
+// Errors: kInvalidArgument for a choice that the shapes do not have (split segments whose sums do
+// not fit into kPrefillScratchBytes, say), and those of a launch.
 Status PrefillLinear(std::span<const LinearArgs> batch, Stream& stream,
                      const PrefillChoice& choice = {});
 // Errors: kInvalidArgument for weights that do not follow each other at one distance in memory, in

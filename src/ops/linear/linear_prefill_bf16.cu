@@ -4,15 +4,15 @@
 namespace deepinfer::cuda::prefill {
 
 template <>
-Status LaunchPrefillKernel<WeightFormat::kBf16>(bool gated, bool chained, int, const Params& params,
+Status LaunchPrefillKernel<WeightFormat::kBf16>(bool gated, bool chained, const Params& params,
                                                 Stream& stream) {
   constexpr WeightFormat kFormat = WeightFormat::kBf16;
   if (gated) {
-    return chained ? LaunchShape<Shape<kFormat, true, true, 2>>(params, stream)
-                   : LaunchShape<Shape<kFormat, true, false, 2>>(params, stream);
+    return chained ? LaunchShape<Shape<kFormat, true, true>>(params, stream)
+                   : LaunchShape<Shape<kFormat, true, false>>(params, stream);
   }
-  return chained ? LaunchShape<Shape<kFormat, false, true, 2>>(params, stream)
-                 : LaunchShape<Shape<kFormat, false, false, 2>>(params, stream);
+  return chained ? LaunchShape<Shape<kFormat, false, true>>(params, stream)
+                 : LaunchShape<Shape<kFormat, false, false>>(params, stream);
 }
 
 }  // namespace deepinfer::cuda::prefill

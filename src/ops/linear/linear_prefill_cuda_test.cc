@@ -183,15 +183,12 @@ TEST_F(LinearPrefillTest, TilesAndSplitSegmentsDoNotShow) {
         if (tile_tokens == 256 && segments == Segments::kChained &&
             c.format != WeightFormat::kFp4Group)
           continue;
-        for (const int group_steps : {1, 2}) {
-          SCOPED_TRACE(fmt::format("{} tokens, {} steps, {}", tile_tokens, group_steps,
-                                   segments == Segments::kSplit ? "split" : "chained"));
-          const OwnedTensor many = Prefill(
-              x_device, 270, weights[0], DType::kBf16, false,
-              {.tile_tokens = tile_tokens, .segments = segments, .group_steps = group_steps});
-          for (int64_t row = 0; row < 270; ++row)
-            ASSERT_TRUE(SameBytes(many.view(), row, few.view(), row)) << "row " << row;
-        }
+        SCOPED_TRACE(fmt::format("{} tokens, {}", tile_tokens,
+                                 segments == Segments::kSplit ? "split" : "chained"));
+        const OwnedTensor many = Prefill(x_device, 270, weights[0], DType::kBf16, false,
+                                         {.tile_tokens = tile_tokens, .segments = segments});
+        for (int64_t row = 0; row < 270; ++row)
+          ASSERT_TRUE(SameBytes(many.view(), row, few.view(), row)) << "row " << row;
       }
     }
   }
@@ -442,6 +439,20 @@ TEST_F(LinearPrefillTest, LayersOfTheModelHaveTheBitsOfTheKernelForFewRows) {
       EXPECT_EQ(different, 0) << "of " << rows << " rows";
     }
   }
+}
+
+TEST_F(LinearPrefillTest, AChoiceThatDoesNotFitIsRefused) {
+  const Stored stored = RandomSource(WeightFormat::kFp8Block, 97, 1312, 95);
+  const std::vector<LinearWeight> weights = Pack({&stored, 1});
+  const DeviceTensor x(RandomRows(1, 1312, 96).view(), stream());
+  const DeviceTensor y(DType::kF32, {1, 97}, stream());
+  const LinearArgs args{.x = x.view(), .weight = &weights[0], .y = y.view()};
+  // Totals leave room for 192 rows.
+  const Status status = cuda::PrefillLinear(
+      {&args, 1}, stream(),
+      {.tile_tokens = 256, .segments = cuda::PrefillChoice::Segments::kChained});
+  ASSERT_FALSE(status.has_value());
+  EXPECT_EQ(status.error().code, Code::kInvalidArgument);
 }
 
 TEST(LinearPrefill, PaysForManyRowsOnly) {

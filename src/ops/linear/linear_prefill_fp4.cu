@@ -5,15 +5,12 @@
 namespace deepinfer::cuda::prefill {
 
 template <>
-Status LaunchPrefillKernel<WeightFormat::kFp4Group>(bool gated, bool chained, int group_steps,
-                                                    const Params& params, Stream& stream) {
+Status LaunchPrefillKernel<WeightFormat::kFp4Group>(bool gated, bool chained, const Params& params,
+                                                    Stream& stream) {
   constexpr WeightFormat kFormat = WeightFormat::kFp4Group;
   DI_CHECK(!chained);
-  const auto launch = [&]<bool kGated>() {
-    return group_steps == 1 ? LaunchShape<Shape<kFormat, kGated, false, 1>>(params, stream)
-                            : LaunchShape<Shape<kFormat, kGated, false, 2>>(params, stream);
-  };
-  return gated ? launch.template operator()<true>() : launch.template operator()<false>();
+  return gated ? LaunchShape<Shape<kFormat, true, false>>(params, stream)
+               : LaunchShape<Shape<kFormat, false, false>>(params, stream);
 }
 
 }  // namespace deepinfer::cuda::prefill

@@ -4,16 +4,15 @@
 namespace deepinfer::cuda::prefill {
 
 template <>
-Status LaunchPrefillKernel<WeightFormat::kFp8Block>(bool gated, bool chained, int group_steps,
-                                                    const Params& params, Stream& stream) {
+Status LaunchPrefillKernel<WeightFormat::kFp8Block>(bool gated, bool chained, const Params& params,
+                                                    Stream& stream) {
   constexpr WeightFormat kFormat = WeightFormat::kFp8Block;
-  // Totals leave no room for fragments of single steps.
-  const auto launch = [&]<bool kGated>() {
-    return chained            ? LaunchShape<Shape<kFormat, kGated, true, 2>>(params, stream)
-           : group_steps == 1 ? LaunchShape<Shape<kFormat, kGated, false, 1>>(params, stream)
-                              : LaunchShape<Shape<kFormat, kGated, false, 2>>(params, stream);
-  };
-  return gated ? launch.template operator()<true>() : launch.template operator()<false>();
+  if (gated) {
+    return chained ? LaunchShape<Shape<kFormat, true, true>>(params, stream)
+                   : LaunchShape<Shape<kFormat, true, false>>(params, stream);
+  }
+  return chained ? LaunchShape<Shape<kFormat, false, true>>(params, stream)
+                 : LaunchShape<Shape<kFormat, false, false>>(params, stream);
 }
 
 }  // namespace deepinfer::cuda::prefill

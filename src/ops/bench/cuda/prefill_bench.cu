@@ -261,9 +261,8 @@ class Bench {
     std::fflush(stdout);
   }
   void PrintVariant(const std::string& name, const PrefillChoice& choice, double flops, double us) {
-    std::printf("  %-32s %10.2f %8.1f %6.1f%%   %d tokens, %d steps%s\n", name.c_str(), us,
-                flops / us * 1e-6, 100.0 * flops / us / peak_, choice.tile_tokens,
-                choice.group_steps,
+    std::printf("  %-32s %10.2f %8.1f %6.1f%%   %d tokens%s\n", name.c_str(), us, flops / us * 1e-6,
+                100.0 * flops / us / peak_, choice.tile_tokens,
                 choice.segments == PrefillChoice::Segments::kSplit     ? ", split"
                 : choice.segments == PrefillChoice::Segments::kChained ? ", chained"
                                                                        : "");
@@ -307,8 +306,8 @@ class Bench {
   double peak_ = 1.0;  // FLOPs per microsecond
 };
 
-// The choices that a case has: tiles no larger than its rows, and what K and the format allow.
-std::vector<PrefillChoice> Choices(WeightFormat format, bool segmented, int64_t rows) {
+// The choices that a case may have: tiles no larger than its rows, and what K allows.
+std::vector<PrefillChoice> Choices(bool segmented, int64_t rows) {
   using Segments = PrefillChoice::Segments;
   std::vector<PrefillChoice> choices;
   for (const Segments segments : {Segments::kChained, Segments::kSplit}) {
@@ -316,11 +315,7 @@ std::vector<PrefillChoice> Choices(WeightFormat format, bool segmented, int64_t 
     const bool totals = segmented && segments == Segments::kChained;
     for (int tokens = totals ? 192 : 256; tokens >= 64; tokens -= 64) {
       if (tokens >= rows + 64 || (rows > 1024 && tokens < 128)) continue;
-      for (const int steps : {1, 2}) {
-        if (format == WeightFormat::kBf16 && steps != 2) continue;
-        if (format == WeightFormat::kFp8Block && totals && steps == 1) continue;
-        choices.push_back({.tile_tokens = tokens, .segments = segments, .group_steps = steps});
-      }
+      choices.push_back({.tile_tokens = tokens, .segments = segments});
     }
   }
   return choices;
@@ -379,19 +374,18 @@ void RunDense(const DenseCase& c, Bench& bench) {
       return std::max<int64_t>(count, static_cast<int64_t>(1e12 / flops));
     };
     PrefillChoice choice;
-    const auto run = [&](int64_t call) {
+    const auto launch = [&](int64_t call) -> Status {
       const LinearWeight* first = &weights[static_cast<size_t>(call % copies * parts)];
       if (c.gated) {
         const LinearWeight* up = first + 1;
-        Must(PrefillGatedLinear({.x = x.view,
-                                 .row_index = {},
-                                 .group_offsets = {},
-                                 .gate_weights = {&first, 1},
-                                 .up_weights = {&up, 1},
-                                 .row_weight = {},
-                                 .out = y.view},
-                                stream, choice));
-        return;
+        return PrefillGatedLinear({.x = x.view,
+                                   .row_index = {},
+                                   .group_offsets = {},
+                                   .gate_weights = {&first, 1},
+                                   .up_weights = {&up, 1},
+                                   .row_weight = {},
+                                   .out = y.view},
+                                  stream, choice);
       }
       std::vector<LinearArgs> batch;
       for (int64_t i = 0; i < c.batch; ++i) {
@@ -399,13 +393,15 @@ void RunDense(const DenseCase& c, Bench& bench) {
                          .weight = first + i,
                          .y = y.view.Columns(i * c.n, (i + 1) * c.n)});
       }
-      Must(PrefillLinear(batch, stream, choice));
+      return PrefillLinear(batch, stream, choice);
     };
+    const auto run = [&](int64_t call) { Must(launch(call)); };
     const std::string name = fmt::format("{} {}x{} M {}", c.name, c.n * c.batch, c.k, rows);
     if (bench.variants()) {
       const bool segmented = weights[0].packed()->cuda->segments.count > 1;
-      for (const PrefillChoice& one : Choices(c.format, segmented, rows)) {
+      for (const PrefillChoice& one : Choices(segmented, rows)) {
         choice = one;
+        if (!launch(0).has_value()) continue;  // does not fit
         bench.PrintVariant(name, choice, flops, bench.Median(calls_of(copies), run));
       }
       continue;
@@ -523,7 +519,7 @@ void RunExperts(const Experts& experts, const std::vector<int32_t>& counts, cons
   const double flops = 2.0 * static_cast<double>(rows * 3 * kIntermediate * kHidden);
   const int64_t calls = std::max<int64_t>(sets, static_cast<int64_t>(1e12 / flops));
   if (bench.variants()) {
-    for (const PrefillChoice& one : Choices(WeightFormat::kFp4Group, false, rows / groups)) {
+    for (const PrefillChoice& one : Choices(false, rows / groups)) {
       choice = one;
       bench.PrintVariant(name + " gate/up", choice, flops * 2 / 3, bench.Median(calls, run_gated));
       bench.PrintVariant(name + " down", choice, flops / 3, bench.Median(calls, run_down));
