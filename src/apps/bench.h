@@ -46,12 +46,14 @@ struct BenchServeOptions {
 int RunBenchServe(const BenchServeOptions& options);
 
 struct BenchHostOptions {
-  std::string model_dir;   // for its tokenizer
+  std::string model_dir;   // for its tokenizer, and for the model if there is a device
+  std::string device;      // a CUDA device that runs the model; empty: a model that costs nothing
   int64_t context = 2048;  // tokens of each running sequence
   int64_t steps = 400;     // timed
   std::string json;        // file for the results; empty: none
 };
-// Host time per decode step, on a model that costs nothing, at 1, 256 and 1,024 running sequences.
+// Host time per decode step at 1, 256 and 1,024 running sequences: of the engine's own thread on a
+// model that costs nothing, or of all threads while the device runs the steps.
 int RunBenchHost(const BenchHostOptions& options);
 
 struct BenchGrammarOptions {
@@ -97,5 +99,18 @@ struct BenchSliceOptions {
 // One rank's share of an expert-parallel deployment at the released widths, with random weights and
 // full caches, without the wire: tokens per second against the device's bound, and time by parts.
 int RunBenchSlice(const BenchSliceOptions& options);
+
+struct BenchLayerOptions {
+  std::string device = "auto";                // a CUDA device
+  int threads = 0;                            // that make the weights; 0: one per usable core
+  std::vector<int64_t> batch = {1, 64, 256};  // sequences that decode together, a case each
+  int64_t context = 8192;                     // tokens of each
+  int runs = 30;                              // timed steps
+  uint64_t seed = 0;
+  std::string json = {};  // file for the results; empty: none
+};
+// A plain layer of a decode step on one device that holds all experts: its time against the
+// roofline, and by parts.
+int RunBenchLayer(const BenchLayerOptions& options);
 
 }  // namespace deepinfer

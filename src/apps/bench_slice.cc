@@ -105,6 +105,21 @@ Result<SliceSetup> ResolveSlice(const BenchSliceOptions& options) {
   return SliceSetup{.config = std::move(config), .shape = shape, .runs = options.runs};
 }
 
+Result<std::unique_ptr<Stream>> OpenSliceDevice(std::string_view name, int threads) {
+  DI_ASSIGN_OR_RETURN(const Device device, ChooseDevice(name));
+  if (device.kind == DeviceKind::kCpu) {
+    const Result<int> count = cuda::DeviceCount();
+    return Fail(Code::kUnsupported,
+                fmt::format("The slice has the released widths and runs on a CUDA device only{}",
+                            count.has_value() ? "; choose cuda:0." : ". " + count.error().message));
+  }
+  return Stream::CreateCuda(device.index, threads > 0 ? threads : UsableCores());
+}
+
+const char* StepPartName(StepPart part) {
+  return kPartNames[static_cast<size_t>(part)];
+}
+
 Result<SliceTimes> MeasureSlice(const SliceSetup& setup, Stream& stream) {
   DI_RETURN_IF_ERROR(CheckMemory(setup, stream));
   SliceTimes times;
@@ -301,17 +316,6 @@ nlohmann::json JsonReport(const SliceSetup& setup, const std::string& device,
           {"non_finite_logits", times.non_finite_logits}};
 }
 
-Result<std::unique_ptr<Stream>> OpenDevice(const BenchSliceOptions& options) {
-  DI_ASSIGN_OR_RETURN(const Device device, ChooseDevice(options.device));
-  if (device.kind == DeviceKind::kCpu) {
-    const Result<int> count = cuda::DeviceCount();
-    return Fail(Code::kUnsupported,
-                fmt::format("The slice has the released widths and runs on a CUDA device only{}",
-                            count.has_value() ? "; choose cuda:0." : ". " + count.error().message));
-  }
-  return Stream::CreateCuda(device.index, options.threads > 0 ? options.threads : UsableCores());
-}
-
 }  // namespace
 
 int RunBenchSlice(const BenchSliceOptions& options) {
@@ -319,7 +323,7 @@ int RunBenchSlice(const BenchSliceOptions& options) {
   if (!setup.has_value()) return PrintError(setup.error());
   Result<std::optional<OutputFile>> file = CreateIfNamed(options.json);
   if (!file.has_value()) return PrintError(file.error());
-  const Result<std::unique_ptr<Stream>> stream = OpenDevice(options);
+  const Result<std::unique_ptr<Stream>> stream = OpenSliceDevice(options.device, options.threads);
   if (!stream.has_value()) return PrintError(stream.error());
   const Result<cuda::DeviceProperties> properties =
       cuda::GetDeviceProperties((*stream)->device().index);

@@ -4,7 +4,8 @@
 
 #include <array>
 #include <cstdint>
-#include <string>
+#include <memory>
+#include <string_view>
 
 #include "apps/bench.h"
 #include "apps/rank_slice.h"
@@ -25,6 +26,10 @@ struct SliceSetup {
 // Errors: kInvalidArgument with a sentence.
 Result<SliceSetup> ResolveSlice(const BenchSliceOptions& options);
 
+// The CUDA device of a name, with threads that make weights (0: one per usable core). Errors:
+// kUnsupported for the CPU, and those of ChooseDevice.
+Result<std::unique_ptr<Stream>> OpenSliceDevice(std::string_view name, int threads);
+
 struct SliceTimes {
   bool graph = false;   // replayed, or launched kernel by kernel
   double median_s = 0;  // of the runs
@@ -41,5 +46,7 @@ struct SliceTimes {
 // Makes the slice on the stream's device and times its step, as a graph where there are any.
 // Errors: kResourceExhausted, also when the device has too little memory, and those of operations.
 Result<SliceTimes> MeasureSlice(const SliceSetup& setup, Stream& stream);
+
+const char* StepPartName(StepPart part);
 
 }  // namespace deepinfer

@@ -713,11 +713,39 @@ void AddBenchCommand(CLI::App& app, int& status) {
   slice_command->add_option("--json", slice->json, "Write the results to this file")
       ->check(FileName());
   slice_command->callback([slice, &status] { status = RunBenchSlice(*slice); });
+  auto layer = std::make_shared<BenchLayerOptions>();
+  CLI::App* layer_command = command->add_subcommand(
+      "layer", "Time a plain layer of a decode step on one CUDA device with all experts");
+  layer_command->add_option("--device", layer->device, "cuda:N, or auto: the first CUDA device")
+      ->capture_default_str();
+  layer_command
+      ->add_option("--threads", layer->threads, "That make the weights; 0: one per processor")
+      ->check(CLI::Range(0, 1024))
+      ->capture_default_str();
+  layer_command
+      ->add_option("--batch", layer->batch,
+                   "Sequences that decode together, one measurement each, as in 1,64,256")
+      ->delimiter(',')
+      ->capture_default_str();
+  layer_command->add_option("--context", layer->context, "Tokens of each sequence")
+      ->capture_default_str();
+  layer_command->add_option("--runs", layer->runs, "Steps timed; the median counts")
+      ->capture_default_str();
+  layer_command->add_option("--seed", layer->seed, "Of weights, tokens and routing")
+      ->capture_default_str();
+  layer_command->add_option("--json", layer->json, "Write the results to this file")
+      ->check(FileName());
+  layer_command->callback([layer, &status] { status = RunBenchLayer(*layer); });
   auto host = std::make_shared<BenchHostOptions>();
   CLI::App* host_command =
       command->add_subcommand("host", "Time what a decode step costs on the host beside the model");
-  host_command->add_option("--model", host->model_dir, "Checkpoint directory, for its tokenizer")
+  host_command
+      ->add_option("--model", host->model_dir,
+                   "Checkpoint directory; without --device only its tokenizer is read")
       ->required();
+  host_command->add_option("--device", host->device,
+                           "cuda or cuda:N runs the model of --model there, and the host's part is "
+                           "measured beside it; absent: a model that costs nothing");
   host_command->add_option("--context", host->context, "Tokens of each running sequence")
       ->check(CLI::Range(1, 1 << 20))
       ->capture_default_str();

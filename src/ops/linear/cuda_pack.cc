@@ -7,6 +7,7 @@
 #include "base/ceil_div.h"
 #include "base/check.h"
 #include "ops/linear/cuda_layout.h"
+#include "ops/linear/tune_segments.h"
 #include "tensor/float_formats.h"
 
 namespace deepinfer {
@@ -25,21 +26,29 @@ const uint8_t* Row(const TensorView& view, int64_t row) {
 
 }  // namespace
 
+int64_t& TuneSegments() {
+  static int64_t count = 0;
+  return count;
+}
+
 LinearSegments SegmentsOf(WeightFormat format, int64_t n, int64_t k) {
   // 132 multiprocessors with eight warps each, one strip and segment per warp.
   constexpr int64_t kWantedWarps = 1056;
   constexpr int64_t kMaxSegments = 8;
   constexpr int64_t kUnit = 256;
   const int64_t strips = CeilDiv(n, kTileOutputs) * kCudaTileStrips;
-  const int64_t wanted = format == WeightFormat::kFp4Group
-                             ? 1
+  const int64_t tuned = TuneSegments();
+  const int64_t wanted = format == WeightFormat::kFp4Group ? 1
+                         : tuned > 0
+                             ? tuned
                              : std::clamp<int64_t>(CeilDiv(kWantedWarps, strips), 1, kMaxSegments);
   LinearSegments segments;
   segments.columns = CeilDiv(CeilDiv(k, wanted), kUnit) * kUnit;
   // Shared experts' gate and up are one product: a block has two strips of each, 32 outputs that
   // are quantised together, so its eight warps are busy with two segments. More would be taken in
   // rounds, each of which waits for its columns of x.
-  if (format == WeightFormat::kFp8Block && n == 2304 && k == 5120) segments.columns = 2560;
+  if (format == WeightFormat::kFp8Block && n == 2304 && k == 5120 && tuned == 0)
+    segments.columns = 2560;
   segments.count = CeilDiv(k, segments.columns);
   return segments;
 }
