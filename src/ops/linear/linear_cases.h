@@ -15,6 +15,8 @@ struct LinearCase {
 };
 
 inline constexpr LinearCase kLinearCases[] = {
+    // Eight segments on a GPU (cuda_pack.h), the last one shorter than the others.
+    {WeightFormat::kBf16, 40, 1984},     {WeightFormat::kFp8Block, 96, 1920},
     // k: one block, less than a block (bf16 only), a panel of 8 blocks, a panel and a bit.
     {WeightFormat::kBf16, 1, 1},         {WeightFormat::kBf16, 64, 31},
     {WeightFormat::kBf16, 65, 33},       {WeightFormat::kBf16, 130, 256},
