@@ -15,16 +15,28 @@ struct LinearCase {
 };
 
 inline constexpr LinearCase kLinearCases[] = {
+    // Eight segments on a GPU (cuda_pack.h), the last one shorter than the others.
+    {WeightFormat::kBf16, 40, 1984},
+    {WeightFormat::kFp8Block, 96, 1920},
     // k: one block, less than a block (bf16 only), a panel of 8 blocks, a panel and a bit.
-    {WeightFormat::kBf16, 1, 1},         {WeightFormat::kBf16, 64, 31},
-    {WeightFormat::kBf16, 65, 33},       {WeightFormat::kBf16, 130, 256},
-    {WeightFormat::kBf16, 17, 391},      {WeightFormat::kBf16, 200, 1024},
-    {WeightFormat::kFp8Block, 1, 32},    {WeightFormat::kFp8Block, 64, 64},
-    {WeightFormat::kFp8Block, 33, 96},   {WeightFormat::kFp8Block, 97, 256},
-    {WeightFormat::kFp8Block, 130, 288}, {WeightFormat::kFp8Block, 192, 1280},
-    {WeightFormat::kFp4Group, 1, 32},    {WeightFormat::kFp4Group, 64, 64},
-    {WeightFormat::kFp4Group, 65, 96},   {WeightFormat::kFp4Group, 127, 256},
-    {WeightFormat::kFp4Group, 150, 544}, {WeightFormat::kFp4Group, 256, 1280},
+    {WeightFormat::kBf16, 1, 1},
+    {WeightFormat::kBf16, 64, 31},
+    {WeightFormat::kBf16, 65, 33},
+    {WeightFormat::kBf16, 130, 256},
+    {WeightFormat::kBf16, 17, 391},
+    {WeightFormat::kBf16, 200, 1024},
+    {WeightFormat::kFp8Block, 1, 32},
+    {WeightFormat::kFp8Block, 64, 64},
+    {WeightFormat::kFp8Block, 33, 96},
+    {WeightFormat::kFp8Block, 97, 256},
+    {WeightFormat::kFp8Block, 130, 288},
+    {WeightFormat::kFp8Block, 192, 1280},
+    {WeightFormat::kFp4Group, 1, 32},
+    {WeightFormat::kFp4Group, 64, 64},
+    {WeightFormat::kFp4Group, 65, 96},
+    {WeightFormat::kFp4Group, 127, 256},
+    {WeightFormat::kFp4Group, 150, 544},
+    {WeightFormat::kFp4Group, 256, 1280},
 };
 
 // Tolerance of one fp32 output against the exact sum. fp32 accumulation in blocks of 32 rounds at

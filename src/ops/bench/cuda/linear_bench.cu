@@ -121,6 +121,9 @@ class Bench {
  private:
   // Microseconds.
   double Median(const std::function<void()>& record) {
+    // Scratch memory of the stream cannot grow while a graph is recorded.
+    record();
+    Must(stream_.Synchronize());
     void* const cuda_stream = stream_.cuda_stream();
     Must(BeginCapture(cuda_stream));
     record();
