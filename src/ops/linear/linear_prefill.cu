@@ -108,7 +108,7 @@ int64_t MultipleOf64(int64_t tokens) {
 }
 
 // Clocks per stage of 64 columns of a tile. With codes as measured (at 1.6 GHz): most of what a
-// small tile takes is the conversion of its weights. Otherwise those of the tensor cores or the L2.
+// small tile takes does not depend on its rows. Otherwise those of the tensor cores or the L2.
 int64_t StageClocks(WeightFormat format, int64_t tokens) {
   if (format != WeightFormat::kBf16) return 660 + 33 * tokens / 10;
   const int64_t bytes = (128 + tokens) * prefill::kRowBytes;

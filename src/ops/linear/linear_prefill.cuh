@@ -104,7 +104,7 @@ struct Shape {
   static constexpr int kChunkBytes = static_cast<int>(CudaChunkBytes(kFormat));
   static constexpr int kChunkColumns = static_cast<int>(CudaChunkColumns(kFormat));
   static constexpr int kChunkStages = kChunkColumns / kStageColumns;
-  static constexpr int kChunkSlots = kFormat == WeightFormat::kFp4Group ? 2 : 3;
+  static constexpr int kChunkSlots = 3;
   static constexpr int kXBytes = 5 * kTokens * kRowBytes;
   // Of a warpgroup: rows on the way to y, and until then half of its totals.
   static constexpr int kStagingBytes =
