@@ -4,8 +4,10 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cstdio>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -36,6 +38,26 @@ Outcome RunProgram(const std::string& arguments) {
   const int wait = ::pclose(pipe);
   outcome.status = WIFEXITED(wait) ? WEXITSTATUS(wait) : -1;
   return outcome;
+}
+
+TEST(Program, AMissingDriverOrTooLittleMemoryIsOneSentenceAndStatusOne) {
+  const std::string generate =
+      "generate --prompt x --model " DI_TEST_DATA_DIR "/model/three/checkpoint ";
+  for (const char* device : {"cuda", "cuda:0"}) {
+    // A machine that has a device hides it.
+    ASSERT_EQ(::setenv("CUDA_VISIBLE_DEVICES", "", 1), 0);
+    const Outcome outcome = RunProgram(generate + "--device " + device);
+    ::unsetenv("CUDA_VISIBLE_DEVICES");
+    if (outcome.status == 0) continue;  // the emulated one, which is always there
+    EXPECT_EQ(outcome.status, 1) << outcome.output;
+    EXPECT_THAT(outcome.output, AllOf(StartsWith("deepinfer: error: "), HasSubstr("CUDA")));
+    EXPECT_EQ(std::count(outcome.output.begin(), outcome.output.end(), '\n'), 1) << outcome.output;
+  }
+  // On the first device of the machine, or the CPU.
+  const Outcome full = RunProgram(generate + "--cache-tokens 60000000000");
+  EXPECT_EQ(full.status, 1) << full.output;
+  EXPECT_THAT(full.output, AllOf(StartsWith("deepinfer: error: "), HasSubstr("cache-tokens")));
+  EXPECT_EQ(std::count(full.output.begin(), full.output.end(), '\n'), 1) << full.output;
 }
 
 TEST(Program, MakesATinyCheckpointAndInspectsIt) {

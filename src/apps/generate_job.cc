@@ -24,6 +24,7 @@
 #include "apps/progress.h"
 #include "base/quoted.h"
 #include "base/sha256.h"
+#include "tensor/device_lost.h"
 
 namespace deepinfer {
 namespace {
@@ -279,12 +280,27 @@ class JobRun {
     return request;
   }
 
+  // The error that has lost the device, if there is one. Lines that meet it are not finished: the
+  // job can go on in another process.
+  static const Error* LostDevice(const RequestOutput& output) {
+    if (output.error.has_value() && IsDeviceLost(*output.error)) return &*output.error;
+    for (const CompletionOutput& completion : output.outputs) {
+      if (completion.error.has_value() && IsDeviceLost(*completion.error))
+        return &*completion.error;
+    }
+    return nullptr;
+  }
+
   void Take(size_t index, const RequestOutput& output) {
     const auto entry = open_.find(index);
     const Line line = std::move(entry->second);
     open_.erase(entry);
     if (Aborted(output)) {
       ++num_aborted_;
+      return;
+    }
+    if (const Error* lost = LostDevice(output); lost != nullptr) {
+      Stop(*lost);
       return;
     }
     Put(line, Failed(output),

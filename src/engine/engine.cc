@@ -12,6 +12,7 @@
 #include "sample/philox.h"
 #include "sample/sampler.h"
 #include "sample/triggered_constraint.h"
+#include "tensor/device_lost.h"
 
 namespace deepinfer {
 namespace {
@@ -162,6 +163,7 @@ EngineCounters Engine::counters() const {
 }
 
 Status Engine::CheckRequest(const EngineRequest& request) const {
+  if (device_lost_.has_value()) return tl::unexpected<Error>(*device_lost_);
   const std::vector<Error> problems = request.params.Validate(backend_.vocab_size());
   if (!problems.empty()) return tl::unexpected<Error>(Joined(problems));
   if (request.params.structured_output.has_value() && grammars_ == nullptr) {
@@ -548,6 +550,7 @@ void Engine::Collect() {
     if (const Sequence* sequence = Find(id); sequence != nullptr) EraseIfDone(*sequence);
   }
   ended_while_collecting_.clear();
+  if (job.error.has_value() && IsDeviceLost(*job.error)) EndForLostDevice(*job.error);
   last_collect_seconds_ =
       std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   RecordCommit(job, last_collect_seconds_);
@@ -715,6 +718,20 @@ void Engine::Abort() {
   }
   std::sort(ids.begin(), ids.end());
   AbortAll(ids);
+}
+
+void Engine::EndForLostDevice(const Error& error) {
+  if (device_lost_.has_value()) return;
+  device_lost_ = error;
+  std::vector<SeqId> ids;
+  for (const auto& [id, sequence] : sequences_) {
+    if (!sequence->finished) ids.push_back(id);
+  }
+  std::sort(ids.begin(), ids.end());
+  for (const SeqId id : ids) {
+    Sequence* sequence = Find(id);  // a callback may have aborted it
+    if (sequence != nullptr && !sequence->finished) EndWithError(*sequence, error);
+  }
 }
 
 void Engine::EndInScheduler(SeqId id) {

@@ -126,9 +126,9 @@ class Engine {
 
   // Queues a request and returns its number (0, 1, ...), which events carry. Errors, with nothing
   // queued: kInvalidArgument for bad parameters, an empty prompt, ids out of range, a prompt that
-  // does not fit; kUnsupported for structured output without a compiler. A request with structured
-  // output waits, held, until its description is compiled; if that fails, on_finished reports it
-  // with RequestOutput::error.
+  // does not fit; the error of the step that has lost the device, if one has; kUnsupported for
+  // structured output without a compiler. A request with structured output waits, held, until its
+  // description is compiled; if that fails, on_finished reports it with RequestOutput::error.
   Result<int64_t> Submit(EngineRequest request);
   // Counts a request that was refused before it could be handed in, as if Submit had refused it.
   void CountRefused();
@@ -180,6 +180,8 @@ class Engine {
   void CommitToken(Sequence& sequence, SampledToken token);
   void Finish(Sequence& sequence, FinishReason reason);
   void EndWithError(Sequence& sequence, Error error);
+  // Everything that runs or waits; later requests are refused with the same error.
+  void EndForLostDevice(const Error& error);
   void Emit(Sequence& sequence, FinishReason reason);
   void RecordEnd(Sequence& sequence, EndReason reason);
   // Of the completions that still live, in order of arrival.
@@ -219,6 +221,7 @@ class Engine {
   int64_t recorded_tokens_ = 0;
   SchedulerCounters recorded_;
   double last_plan_seconds_ = 0;
+  std::optional<Error> device_lost_;
   double last_collect_seconds_ = 0;
   std::unique_ptr<GrammarService> grammars_;  // null: nothing compiles
   StepRunner runner_;                         // last: its thread must end before the rest

@@ -414,6 +414,34 @@ TEST(Engine, AFailedStepEndsTheRequestsInItAndTheOthersGoOn) {
   }
 }
 
+TEST(Engine, ALostDeviceEndsWhatRunsOrWaitsAndRefusesWhatComesWithTheSameSentence) {
+  for (const Pace pace : kPaces) {
+    for (const int64_t step : {1, 2}) {
+      FakeBackend backend(kVocab, 30, 30, 2);
+      backend.set_failing_step(step);
+      backend.set_loses_device();
+      EngineOptions options = SmallOptions();
+      SetPace(pace, backend, options);
+      EngineRun run(backend, options);
+      for (int i = 0; i < 5; ++i) ASSERT_TRUE(run.engine->Submit(Ask({10 + i}, 6)).has_value());
+      const Outcome outcome = run.Finish();
+      for (int i = 0; i < 5; ++i) {
+        const CompletionOutput& output = outcome.outputs.at(i).outputs[0];
+        EXPECT_EQ(output.finish_reason, FinishReason::kError) << i;
+        ASSERT_TRUE(output.error.has_value()) << i;
+        EXPECT_EQ(output.error->message, "the fake model failed as told") << i;
+      }
+      EXPECT_EQ(run.engine->FindViolation(), "");
+      const int64_t steps = backend.steps();
+      const Result<int64_t> late = run.engine->Submit(Ask({20}, 6));
+      ASSERT_FALSE(late.has_value());
+      EXPECT_EQ(late.error().message, "the fake model failed as told");
+      EXPECT_FALSE(run.engine->Step());
+      EXPECT_EQ(backend.steps(), steps);
+    }
+  }
+}
+
 TEST(Engine, AbortReportsTheOutputSoFar) {
   FakeBackend backend(kVocab, 30, 30, 1);
   EngineOptions options = SmallOptions();

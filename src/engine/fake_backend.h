@@ -20,6 +20,7 @@
 
 #include "engine/model_backend.h"
 #include "state/sequence_state.h"
+#include "tensor/device_lost.h"
 
 namespace deepinfer {
 
@@ -49,6 +50,10 @@ class FakeBackend : public ModelBackend {
   // is begun and an odd one when it is waited for.
   void set_failing_step(int64_t step) {
     failing_step_ = step;
+  }
+  // From the failing step on all steps fail, as on a device that is lost.
+  void set_loses_device() {
+    loses_device_ = true;
   }
   // What a step waits for before it runs, on the thread that runs it.
   void set_before_step(std::function<void(int64_t step)> hook) {
@@ -88,7 +93,7 @@ class FakeBackend : public ModelBackend {
     EXPECT_FALSE(draws_tokens_);
     const int64_t step = step_++;
     if (before_step_) before_step_(step);
-    const bool fails = step == failing_step_;
+    const bool fails = Fails(step);
     ExecuteAll(plan.commands, fails);
     RunRows(plan.chunks, fails);
     if (fails) return Failure();
@@ -105,7 +110,7 @@ class FakeBackend : public ModelBackend {
     EXPECT_LE(queue_.size(), size_t{1});
     const int64_t step = step_++;
     if (before_step_) before_step_(step);
-    const bool fails = step == failing_step_;
+    const bool fails = Fails(step);
     // Images leave and enter at once, in order behind what is queued.
     for (const StateCommand& command : plan.commands) {
       if (command.kind == StateCommand::Kind::kExport ||
@@ -202,8 +207,12 @@ class FakeBackend : public ModelBackend {
     std::vector<float> host_logits;
   };
 
-  static tl::unexpected<Error> Failure() {
-    return Fail(Code::kInternal, "the fake model failed as told");
+  bool Fails(int64_t step) const {
+    return step == failing_step_ || (loses_device_ && failing_step_ >= 0 && step > failing_step_);
+  }
+  tl::unexpected<Error> Failure() const {
+    return Fail(Code::kInternal, "the fake model failed as told",
+                loses_device_ ? kLostDeviceField : "");
   }
 
   void ExecuteAll(const std::vector<StateCommand>& commands, bool fails) {
@@ -376,6 +385,7 @@ class FakeBackend : public ModelBackend {
   int64_t step_ = 0;
   int64_t rows_ = 0;
   int64_t failing_step_ = -1;
+  bool loses_device_ = false;
   int64_t max_rows_seen_ = 0;
   int64_t max_sequences_seen_ = 0;
   int64_t max_logit_rows_seen_ = 0;

@@ -6,6 +6,8 @@
 
 #include <cstring>
 
+#include "tensor/device_lost.h"
+
 namespace deepinfer::cuda {
 namespace {
 
@@ -25,6 +27,24 @@ tl::unexpected<Error> Failure(const char* call, cudaError_t status) {
       return Fail(Code::kResourceExhausted,
                   fmt::format("The device's memory does not suffice: {} ({}).",
                               cudaGetErrorString(status), call));
+    // What a kernel or the hardware has done; such errors stay, whatever is called.
+    case cudaErrorIllegalAddress:
+    case cudaErrorIllegalInstruction:
+    case cudaErrorMisalignedAddress:
+    case cudaErrorInvalidAddressSpace:
+    case cudaErrorInvalidPc:
+    case cudaErrorLaunchFailure:
+    case cudaErrorLaunchTimeout:
+    case cudaErrorAssert:
+    case cudaErrorHardwareStackError:
+    case cudaErrorECCUncorrectable:
+      return Fail(
+          Code::kInternal,
+          fmt::format("A kernel has failed on the device, which this process cannot use any "
+                      "more: {} ({}, seen by {}; with CUDA_LAUNCH_BLOCKING=1 in the "
+                      "environment and without graphs the launch is named).",
+                      cudaGetErrorString(status), cudaGetErrorName(status), call),
+          kLostDeviceField);
     default:
       return Fail(Code::kInternal,
                   fmt::format("CUDA call {} failed: {} ({}).", call, cudaGetErrorString(status),
