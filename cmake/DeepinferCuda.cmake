@@ -29,8 +29,8 @@ function(di_cuda_sources target)
       "--fmad=false;--expt-relaxed-constexpr;-Xcudafe;--diag_suppress=177;-DFMT_USE_CONSTEXPR=1;-Xcompiler=-Wall")
     target_include_directories(${target} PRIVATE ${CMAKE_SOURCE_DIR}/src/ops/cuda/native)
   else()
-    set_source_files_properties(${ARGN} TARGET_DIRECTORY ${target} PROPERTIES LANGUAGE CXX SKIP_PRECOMPILE_HEADERS ON
-      COMPILE_OPTIONS "-x;c++;-Wno-unknown-pragmas;-O2")
+    set_source_files_properties(${ARGN} TARGET_DIRECTORY ${target} PROPERTIES LANGUAGE CXX COMPILE_OPTIONS
+      "-x;c++;-Wno-unknown-pragmas;-O2")
     target_include_directories(${target} PRIVATE ${CMAKE_SOURCE_DIR}/src/ops/cuda/emulated)
   endif()
 endfunction()

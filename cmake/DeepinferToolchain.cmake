@@ -16,8 +16,6 @@ find_program(CCACHE_PROGRAM ccache)
 if(CCACHE_PROGRAM)
   set(CMAKE_CXX_COMPILER_LAUNCHER
       "${CMAKE_COMMAND}" -E env "CCACHE_BASEDIR=${CMAKE_SOURCE_DIR}" CCACHE_NOHASHDIR=1
-      # What ccache asks for where headers are precompiled.
-      CCACHE_SLOPPINESS=pch_defines,time_macros
       "${CCACHE_PROGRAM}")
 endif()
 
