@@ -7,7 +7,10 @@ runs as written.
 
 from __future__ import annotations
 
+import lzma
 import sys
+import traceback
+from pathlib import Path
 
 import torch
 
@@ -54,7 +57,20 @@ def try_once(what: str, compile_and_run, run_plain):
     try:
         return compile_and_run()
     except Exception as error:  # the compiler's own failures have no common type
-        print(f"{what} does not compile and runs as written: {error}", file=sys.stderr)
+        traceback.print_exc()
+        print(f"{what} does not compile and runs as written: {str(error)[:500]}", file=sys.stderr)
         torch._dynamo.reset()
         torch._dynamo.config.disable = True
         return run_plain()
+
+
+def load_compiled(path: Path) -> None:
+    """Takes over what save_compiled kept of an earlier run on such a machine, if there is any."""
+    if path.exists():
+        torch.compiler.load_cache_artifacts(lzma.decompress(path.read_bytes()))
+
+
+def save_compiled(path: Path) -> None:
+    artifacts = torch.compiler.save_cache_artifacts()
+    if artifacts is not None:
+        path.write_bytes(lzma.compress(artifacts[0], preset=1))

@@ -22,7 +22,7 @@ def add_stage_arguments(parser: argparse.ArgumentParser) -> None:
         if field.type == "bool":
             parser.add_argument(name, action=argparse.BooleanOptionalAction, default=field.default)
         else:
-            kind = int if field.type == "int" else float
+            kind = {"int": int, "float": float}.get(field.type, Path)
             parser.add_argument(name, type=kind, default=field.default)
 
 

@@ -13,7 +13,14 @@ import torch
 
 from .batches import Batch
 from .checkpoint import save_config, save_masters
-from .compiling import compile_model, compile_muon, configure, try_once
+from .compiling import (
+    compile_model,
+    compile_muon,
+    configure,
+    load_compiled,
+    save_compiled,
+    try_once,
+)
 from .measures import SkillSums
 from .model import DemoModel, Output, head_loss
 from .optimizer import make_optimizers
@@ -36,6 +43,7 @@ class Options:
     log_every: int = 25
     evaluate_every: int = 400
     compile: bool = True
+    compiled: Path | None = None  # compiled.xz of an earlier run of the same code and shapes
     profile: bool = False
 
 
@@ -63,6 +71,8 @@ class Stage:
         self.rates = [[group["lr"] for group in o.param_groups] for o in self.optimizers]
         if options.compile:
             configure()
+            if options.compiled is not None:
+                load_compiled(options.compiled)
             compile_model(model)
             compile_muon(self.optimizers[0])
             self.head_loss = torch.compile(head_loss, dynamic=False)
@@ -77,6 +87,8 @@ class Stage:
         try_once("The model", warm, warm)
         self._wait()
         print(f"compiled in {time.monotonic() - start:.0f} s", flush=True)
+        if o.compile:
+            save_compiled(self.output / "compiled.xz")
         sums = SkillSums(self.skills, self.device)
         totals = torch.zeros(2, device=self.device)
         start = last = time.monotonic()
