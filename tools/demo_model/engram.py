@@ -64,8 +64,8 @@ class EngramHash(nn.Module):
         rows = []
         r = compressed * self.multipliers[0]
         for shift in range(1, len(self.multipliers)):
-            earlier = F.pad(compressed[:, :-shift], (shift, 0))
-            inside = F.pad(documents[:, :-shift], (shift, 0), value=-1) == documents
+            earlier = F.pad(compressed, (shift, 0))[:, :-shift]
+            inside = F.pad(documents, (shift, 0), value=-1)[:, :-shift] == documents
             r = r ^ (torch.where(inside, earlier, pad) * self.multipliers[shift])
             at = slice((shift - 1) * self.heads, shift * self.heads)
             rows.append(r[..., None] % self.primes[at] + self.offsets[at])
