@@ -25,8 +25,8 @@ class Batch:
         moved = {}
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
-            if device != "cpu":
-                value = value.pin_memory() if not value.is_cuda else value
+            if torch.device(device).type == "cuda" and not value.is_cuda:
+                value = value.pin_memory()
             moved[field.name] = value.to(device, non_blocking=True)
         return Batch(**moved)
 

@@ -61,6 +61,7 @@ class Drafter(nn.Module):
         self.confidence = Linear(1, c.hidden_size + c.dspark_markov_rank)
         self.register_buffer("frequencies", window_frequencies(c), False)
         self.expand = expand
+        self.block_attention = block_attention
 
     def features(self, taps: list[Tensor]) -> Tensor:
         """What every stage's context keys are made of: [tokens, hidden] bf16 on the q8 grid."""
@@ -90,7 +91,7 @@ class Drafter(nn.Module):
         loads = []
         for stage in self.stages:
             _, x_grid, next_pre, post, comb = stage.hc_attn(h, pre, stage.attn_norm.weight)
-            y = block_attention(
+            y = self.block_attention(
                 stage.attn,
                 x_grid.view(count, size, -1),
                 table,

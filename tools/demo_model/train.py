@@ -8,11 +8,11 @@ from pathlib import Path
 
 import torch
 
-from .batches import random_batches
 from .checkpoint import load_masters, load_saved_config
 from .config import ModelConfig
 from .initial import initialise
 from .model import DemoModel
+from .sources import open_source
 from .training import Options, Stage
 
 
@@ -42,18 +42,15 @@ def main() -> None:
     torch.manual_seed(arguments.seed)
 
     config = load_saved_config(arguments.resume) if arguments.resume else ModelConfig()
-    token_map = torch.arange(config.vocab_size)
-    skills, held_out = ["random"], []
-    batches = random_batches(
-        config.vocab_size, arguments.rows, arguments.positions, arguments.seed
-    )
-    model = DemoModel(config, token_map)
+    source = open_source(arguments, config)
+    model = DemoModel(config, source.token_map)
     if arguments.resume:
         load_masters(arguments.resume, "target", model)
     else:
         initialise(model, config, arguments.seed)
     model.to(device)
-    Stage(model, options, skills, arguments.output, device, held_out).run(batches)
+    stage = Stage(model, options, source.skills, arguments.output, device, source.held_out)
+    stage.run(source.batches)
 
 
 if __name__ == "__main__":
