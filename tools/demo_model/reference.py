@@ -82,8 +82,8 @@ def logits(model: DemoModel, tokens: Tensor, trace: Trace | None = None) -> Tens
             h = _engram(layer, model, h, tokens)
         if index in c.dspark_target_layer_ids:
             trace.taps.append(bf16(h.mean(1)))
-        next_pre, post, comb = _mix(layer.hc_attn, h)
-        x = norm(_collapse(h, pre), layer.attn_norm)
+        next_pre, post, comb = mix(layer.hc_attn, h)
+        x = norm(collapse(h, pre), layer.attn_norm)
         entry_table = None
         if c.role(index) is Role.FULL:
             ratio = c.compress_ratios[index]
@@ -96,20 +96,20 @@ def logits(model: DemoModel, tokens: Tensor, trace: Trace | None = None) -> Tens
             entry_table,
             selection,
         )
-        h = _expand(y, h, post, comb)
+        h = expand(y, h, post, comb)
         if index in c.index_source_layer_ids:
             trace.selected[index] = selection.selected
-        pre, post, comb = _mix(layer.hc_ffn, h)
-        x = norm(_collapse(h, next_pre), layer.ffn_norm)
+        pre, post, comb = mix(layer.hc_ffn, h)
+        x = norm(collapse(h, next_pre), layer.ffn_norm)
         y, experts = mixture_of_experts(layer.ffn, x)
-        h = _expand(y, h, post, comb)
+        h = expand(y, h, post, comb)
         trace.streams.append(h)
         trace.experts.append(experts)
-    trace.hidden = norm(_collapse(h, pre), model.norm)
+    trace.hidden = norm(collapse(h, pre), model.norm)
     return product(trace.hidden, bf16(model.head.weight))
 
 
-def _mix(site: HyperConnection, h: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def mix(site: HyperConnection, h: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     v = h.flatten(-2)
     r = torch.rsqrt(v.double().square().mean(-1, keepdim=True).float() + site.norm_eps)
     m = product(v, site.fn) * r
@@ -120,11 +120,11 @@ def _mix(site: HyperConnection, h: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return torch.sigmoid(pre) + site.eps, 2 * torch.sigmoid(post), comb
 
 
-def _collapse(h: Tensor, pre: Tensor) -> Tensor:
+def collapse(h: Tensor, pre: Tensor) -> Tensor:
     return bf16((pre[..., None] * h).sum(-2))
 
 
-def _expand(y: Tensor, h: Tensor, post: Tensor, comb: Tensor) -> Tensor:
+def expand(y: Tensor, h: Tensor, post: Tensor, comb: Tensor) -> Tensor:
     out = post[..., None] * y[..., None, :]
     for i in range(h.shape[-2]):
         out = out + comb[..., i, :, None] * h[..., i, None, :]
