@@ -12,6 +12,7 @@
 #include <sstream>
 
 #include "apps/bench.h"
+#include "apps/eval.h"
 #include "apps/generate.h"
 #include "apps/inspect.h"
 #include "apps/jsonl.h"
@@ -775,6 +776,65 @@ void AddSelfcheckCommand(CLI::App& app, int& status) {
   });
 }
 
+void AddEvalCommand(CLI::App& app, int& status) {
+  auto options = std::make_shared<EvalOptions>();
+  CLI::App* command =
+      app.add_subcommand("eval", "Run tasks with known answers and count the right ones");
+  command->footer(
+      "Task lines: {\"id\", \"skill\", \"prompt\" or \"messages\", \"expected\", \"scorer\", and "
+      "optionally \"context\", \"document\",\n"
+      "\"thinking\" (true or false) and the other fields that 'generate' knows beside messages, "
+      "\"sampling_params\"}. A line\n"
+      "{\"document\", \"text\"} is a text that later tasks of the file share; \"{document}\" in "
+      "their "
+      "texts stands for it.\n"
+      "Scorers: exact, trimmed, prefix, contains, regex, number, json, tool_calls. Answers are "
+      "greedy unless a task says otherwise.\n"
+      "Prints the share of right answers by skill and context length.\n"
+      "Exit status: 0 every task was run, right or wrong; 3 finished, but some lines are no tasks "
+      "or could not be run; 1 failure,\n"
+      "2 wrong usage, 130 interrupted, 141 nobody reads the output. docs/evaluation.md describes "
+      "the format and the scorers.");
+  AddModelOptions(command, options->llm);
+  CLI::Option* suite =
+      command->add_option("--suite", options->suite, "The checkpoint's own tasks: DIR/eval/SUITE")
+          ->check(FileName());
+  CLI::Option* tasks =
+      command
+          ->add_option("--tasks", options->tasks, "Files of JSON lines; '-' is the standard input")
+          ->check(FileName());
+  suite->excludes(tasks);
+  command
+      ->add_option("--limit", options->limit,
+                   "Tasks of each skill and context length, drawn with --seed; 0: all")
+      ->check(CLI::Range(int64_t{0}, std::numeric_limits<int64_t>::max()))
+      ->capture_default_str();
+  command->add_option("--seed", options->seed, "The same seed draws the same tasks")
+      ->check(CLI::Validator(CheckSeed, "0 to 2^64-1"))
+      ->capture_default_str();
+  command->add_option("--max-tokens", options->max_tokens, "Of an answer, unless its task says")
+      ->check(CLI::Range(int64_t{1}, LLMOptions::kMaxTokens))
+      ->capture_default_str();
+  command
+      ->add_option("--output", options->output,
+                   "Write every answer with its verdict to this file, as JSON lines; '-' is the "
+                   "standard output, and the table goes to standard error")
+      ->check(FileName());
+  command->add_option("--json", options->json, "Write the table to this file, as JSON")
+      ->check(FileName());
+  command->add_flag_callback(
+      "--no-progress", [options] { options->show_progress = false; },
+      "No progress line on standard error");
+  AddMaxModelLen(command, options->llm);
+  const ReplayOptions replay = AddCapacityOptions(command, options->llm);
+  command->callback([options, suite, tasks, replay, &status] {
+    ApplyReplayEnvironment(replay, options->llm);
+    if (suite->count() + tasks->count() == 0) throw CLI::RequiredError("--suite or --tasks");
+    CheckTogether(options->llm);
+    status = RunEval(*options);
+  });
+}
+
 void AddReplayScheduleCommand(CLI::App& app, int& status) {
   auto path = std::make_shared<std::string>();
   CLI::App* command = app.add_subcommand(
@@ -855,6 +915,7 @@ int Main(int argc, char** argv) {
   AddInspectCommand(app, status);
   AddPlanCommand(app, status);
   AddMakeCheckpointCommand(app, status);
+  AddEvalCommand(app, status);
   AddSelfcheckCommand(app, status);
   AddReplayScheduleCommand(app, status);
   AddBenchCommand(app, status);
