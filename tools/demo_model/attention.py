@@ -13,8 +13,9 @@ from torch import Tensor, nn
 
 from .config import ModelConfig, Role
 from .indexer import Compressor, IndexKeys, IndexQueries, candidate_entries, select
-from .layers import Norm, QuantizedLinear
-from .quantization import q4e, q8
+from .layers import Norm, QuantizedLinear, rms_norm
+from .quantization import q4e, q8, q8_blocks
+from .regions import Region
 from .rope import rotate
 
 
@@ -73,6 +74,7 @@ class _WindowSoftmax(torch.autograd.Function):
         return dw, None, -(ps * mean[..., 0]).sum((0, 1)), None
 
 
+@Region
 def window_attention(q, kv, mask, sink, scale):
     """q: [S, P, heads, dim], kv: [S, P, dim], mask: [S, P, 2 * window]; bf16 result like q."""
     keys = _chunk_keys(kv, mask.shape[-1] // 2)
@@ -80,6 +82,7 @@ def window_attention(q, kv, mask, sink, scale):
     return _chunk_values(p, keys)
 
 
+@Region
 def joint_attention(q, kv, latents, window_mask, compressed_mask, sink, scale):
     """latents: [S, entries, dim]. Also returns the attention mass on each entry, summed over heads
     and without gradient: [S, P, entries] fp32."""
@@ -109,6 +112,27 @@ def _chunk_values(p: Tensor, keys: Tensor) -> Tensor:
     return torch.bmm(p.view(keys.shape[0], -1, keys.shape[1]), keys).view(*p.shape[:3], -1)
 
 
+@Region
+def project(x_grid, table, wq_a, q_norm, wq_b, wkv, kv_norm, heads: int, eps: float):
+    """Rotated queries [..., heads, head_dim] bf16, the low-rank ones on the q8 grid, and the window
+    key of every position: [..., head_dim] bf16 on the q8 grid."""
+    qr = q8(rms_norm(F.linear(x_grid, q8_blocks(wq_a)), q_norm, eps))
+    q = F.linear(qr, q8_blocks(wq_b)).unflatten(-1, (heads, -1))
+    q = rotate(q, table[..., None, :, :]).to(torch.bfloat16)
+    kv = rms_norm(F.linear(x_grid, q8_blocks(wkv)), kv_norm, eps)
+    return q, qr, q8(rotate(kv, table).to(torch.bfloat16))
+
+
+@Region
+def output_projection(o, table, wo_a, wo_b, groups: int):
+    """o: [..., heads, head_dim]: rotated back, quantised, projected per group and as a whole."""
+    o = q8(rotate(o, table[..., None, :, :], inverse=True))
+    o = o.flatten(-2).unflatten(-1, (groups, -1))
+    weights = q8_blocks(wo_a).unflatten(0, (groups, -1))
+    u = torch.einsum("...gi,goi->...go", o, weights).flatten(-2)
+    return F.linear(q8(u), q8_blocks(wo_b))
+
+
 class Attention(nn.Module):
     def __init__(self, config: ModelConfig, layer: int | None):
         """layer: of the backbone, or None for a draft layer."""
@@ -134,15 +158,18 @@ class Attention(nn.Module):
         if role in (Role.FULL, Role.REINDEX):
             self.index_queries = IndexQueries(c)
 
-    def latent(self, x_grid: Tensor, table: Tensor) -> Tensor:
-        """The window key of every position: [..., head_dim] bf16 on the q8 grid."""
-        return q8(rotate(self.kv_norm(self.wkv(x_grid)), table).to(torch.bfloat16))
-
-    def queries(self, x_grid: Tensor, table: Tensor) -> tuple[Tensor, Tensor]:
-        """Rotated queries [..., heads, head_dim] bf16, and the low-rank ones on the q8 grid."""
-        qr = q8(self.q_norm(self.wq_a(x_grid)))
-        q = self.wq_b(qr).unflatten(-1, (self.heads, -1))
-        return rotate(q, table[..., None, :, :]).to(torch.bfloat16), qr
+    def project(self, x_grid: Tensor, table: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return project(
+            x_grid,
+            table,
+            self.wq_a.weight,
+            self.q_norm.weight,
+            self.wq_b.weight,
+            self.wkv.weight,
+            self.kv_norm.weight,
+            self.heads,
+            self.q_norm.eps,
+        )
 
     def compress(self, x: Tensor, entry_table: Tensor) -> tuple[Tensor, Tensor]:
         """Compressed keys on the q4e grid, and index keys. Gradients of the indexer stay in it."""
@@ -151,17 +178,11 @@ class Attention(nn.Module):
         return compressed, self.index_keys(latents.detach(), entry_table)
 
     def output(self, o: Tensor, table: Tensor) -> Tensor:
-        """o: [..., heads, head_dim]: rotated back, quantised, projected per group and as a whole."""
-        o = q8(rotate(o, table[..., None, :, :], inverse=True))
-        o = o.flatten(-2).unflatten(-1, (self.groups, -1))
-        weights = self.wo_a.grid().unflatten(0, (self.groups, -1))
-        u = torch.einsum("...gi,goi->...go", o, weights).flatten(-2)
-        return self.wo_b(q8(u))
+        return output_projection(o, table, self.wo_a.weight, self.wo_b.weight, self.groups)
 
     def attend_window(self, x_grid, table, window_mask):
         """A layer without compressed keys. Tensors here are [S, P, ...]; table: [P, pairs, 2]."""
-        q, _ = self.queries(x_grid, table)
-        kv = self.latent(x_grid, table)
+        q, _, kv = self.project(x_grid, table)
         return self.output(
             window_attention(q, kv, window_mask, self.attn_sink, self.scale), table
         )
@@ -174,30 +195,29 @@ class Attention(nn.Module):
         Returns the output, what later layers use (compressed keys, index keys, selected entries,
         candidate entries), the scores, and the attention mass.
         """
-        q, qr = self.queries(x_grid, table)
+        q, qr, kv = self.project(x_grid, table)
         compressed, keys = self.compress(x, entry_table)
         scores = self.index_queries(x.detach(), qr.detach(), keys, table)
         selected = select(scores.detach(), visible, topk) if topk else visible
         kept = visible
         if topk and candidates:
             kept = candidate_entries(scores.detach(), visible, *candidates)
-        y, mass = self._joint(q, x_grid, table, compressed, window_mask, selected)
+        y, mass = self._joint(q, kv, table, compressed, window_mask, selected)
         return y, compressed, keys, selected, kept, scores, mass
 
     def attend_reindex(self, x, x_grid, table, window_mask, compressed, keys, candidates, topk):
         """A layer with a selection of its own among the candidates, over earlier keys."""
-        q, qr = self.queries(x_grid, table)
+        q, qr, kv = self.project(x_grid, table)
         scores = self.index_queries(x.detach(), qr.detach(), keys, table)
         selected = select(scores.detach(), candidates, topk) if topk else candidates
-        y, mass = self._joint(q, x_grid, table, compressed, window_mask, selected)
+        y, mass = self._joint(q, kv, table, compressed, window_mask, selected)
         return y, selected, scores, mass
 
     def attend_reuse(self, x_grid, table, window_mask, compressed, selected):
-        q, _ = self.queries(x_grid, table)
-        return self._joint(q, x_grid, table, compressed, window_mask, selected)
+        q, _, kv = self.project(x_grid, table)
+        return self._joint(q, kv, table, compressed, window_mask, selected)
 
-    def _joint(self, q, x_grid, table, compressed, window_mask, selected):
-        kv = self.latent(x_grid, table)
+    def _joint(self, q, kv, table, compressed, window_mask, selected):
         out, mass = joint_attention(
             q, kv, compressed, window_mask, selected, self.attn_sink, self.scale
         )

@@ -9,6 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+_NUMBERS = ("tokens", "documents", "skills")
+
 
 @dataclasses.dataclass
 class Batch:
@@ -21,13 +23,19 @@ class Batch:
     skills: Tensor  # [rows, positions + 1] int64: what this token's document trains
     answers: Tensor  # [rows, positions + 1] bool: must be right for the document to count as solved
 
+    @classmethod
+    def from_arrays(cls, arrays: dict[str, np.ndarray]) -> "Batch":
+        """Numbers may be narrower here; `to` widens them on the device."""
+        return cls(**{name: torch.from_numpy(array) for name, array in arrays.items()})
+
     def to(self, device: torch.device | str) -> "Batch":
         moved = {}
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             if torch.device(device).type == "cuda" and not value.is_cuda:
                 value = value.pin_memory()
-            moved[field.name] = value.to(device, non_blocking=True)
+            value = value.to(device, non_blocking=True)
+            moved[field.name] = value.long() if field.name in _NUMBERS else value
         return Batch(**moved)
 
     @property

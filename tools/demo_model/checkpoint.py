@@ -21,6 +21,7 @@ _SMALL = 4096  # elements below which a tensor stays in fp32
 
 
 def save_masters(directory: Path, prefix: str, module: nn.Module) -> None:
+    """Writes beside the files of an earlier call and then replaces them."""
     directory.mkdir(parents=True, exist_ok=True)
     shards: list[dict[str, StoredTensor]] = [{}]
     size = 0
@@ -32,10 +33,14 @@ def save_masters(directory: Path, prefix: str, module: nn.Module) -> None:
             size = 0
         shards[-1][name] = stored
         size += stored.data.nbytes
+    names = [f"{prefix}-{number}.safetensors" for number in range(len(shards))]
+    for name, tensors in zip(names, shards):
+        write_tensors(directory / (name + ".part"), tensors)
+    for name in names:
+        (directory / (name + ".part")).replace(directory / name)
     for path in directory.glob(f"{prefix}-*.safetensors"):
-        path.unlink()
-    for number, tensors in enumerate(shards):
-        write_tensors(directory / f"{prefix}-{number}.safetensors", tensors)
+        if path.name not in names:
+            path.unlink()
 
 
 def load_masters(directory: Path, prefix: str, module: nn.Module) -> None:

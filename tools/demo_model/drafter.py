@@ -60,8 +60,6 @@ class Drafter(nn.Module):
         self.markov_head = Linear(c.vocab_size, c.dspark_markov_rank)
         self.confidence = Linear(1, c.hidden_size + c.dspark_markov_rank)
         self.register_buffer("frequencies", window_frequencies(c), False)
-        self.expand = expand
-        self.block_attention = block_attention
 
     def features(self, taps: list[Tensor]) -> Tensor:
         """What every stage's context keys are made of: [tokens, hidden] bf16 on the q8 grid."""
@@ -88,10 +86,11 @@ class Drafter(nn.Module):
         h = h[:, None, :].expand(-1, c.hc_mult, -1).contiguous()
         pre = torch.zeros(h.shape[0], c.hc_mult, device=h.device)
         pre[:, 0] = 1
+        pre.requires_grad_(torch.is_grad_enabled())  # like those of later sites
         loads = []
         for stage in self.stages:
             _, x_grid, next_pre, post, comb = stage.hc_attn(h, pre, stage.attn_norm.weight)
-            y = self.block_attention(
+            y = block_attention(
                 stage.attn,
                 x_grid.view(count, size, -1),
                 table,
@@ -99,10 +98,10 @@ class Drafter(nn.Module):
                 blocks,
                 context_table,
             )
-            h = self.expand(y.flatten(0, 1), h, post, comb)
+            h = expand(y.flatten(0, 1), h, post, comb)
             x, x_grid, pre, post, comb = stage.hc_ffn(h, next_pre, stage.ffn_norm.weight)
             y, load = stage.ffn(x, x_grid)
-            h = self.expand(y, h, post, comb)
+            h = expand(y, h, post, comb)
             loads.append(load)
         return collapse(h, pre).view(count, size, -1), torch.stack(loads)
 
@@ -131,8 +130,7 @@ def block_attention(
     context_table: Tensor,
 ) -> Tensor:
     """x_grid: [blocks, K, hidden]. Every slot sees the visible context and the whole block."""
-    q, _ = attn.queries(x_grid, table)
-    own = attn.latent(x_grid, table)
+    q, _, own = attn.project(x_grid, table)
     # The projection and its norm do not depend on the block; rotation follows after the gather.
     plain = attn.kv_norm(attn.wkv(features))[blocks.context]
     context = q8(rotate(plain, context_table).to(torch.bfloat16))

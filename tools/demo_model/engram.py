@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from .config import ModelConfig
 from .layers import Linear, QuantizedLinear
 from .quantization import q8
+from .regions import Region
 
 
 def _is_prime(n: int) -> bool:
@@ -92,15 +93,20 @@ class Engram(nn.Module):
     def forward(self, h: Tensor, rows: Tensor) -> Tensor:
         """h: [tokens, 4, hidden] bf16; rows: [tokens, rows per token]."""
         embedding = F.embedding(rows, self.table()).flatten(-2)
-        kv = self.wkv(embedding).unflatten(-1, (self.streams + 1, -1)).float()
+        kv = self.wkv(embedding).unflatten(-1, (self.streams + 1, -1))
         return self.add(h, kv[:, :-1], kv[:, -1])
 
     def add(self, h: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """key: [tokens, 4, hidden] and value: [tokens, hidden], fp32."""
-        weight = self.q_weight.to(torch.bfloat16).float() * self.k_weight.to(torch.bfloat16).float()
-        x = h.float()
-        dot = ((x * weight) * key).sum(-1)
-        dot = dot * torch.rsqrt(x.square().mean(-1) + self.eps)
-        dot = dot * torch.rsqrt(key.square().mean(-1) + self.eps) * h.shape[-1] ** -0.5
-        gate = torch.sigmoid(torch.copysign(dot.abs().clamp(min=1e-6).sqrt(), dot))
-        return (x + gate[..., None] * value[:, None, :]).to(torch.bfloat16)
+        return add_rows(h, key, value, self.q_weight, self.k_weight, self.eps)
+
+
+@Region
+def add_rows(h, key, value, q_weight, k_weight, eps: float):
+    """h: [tokens, 4, hidden]; key: the same and value: [tokens, hidden], rounded to bf16."""
+    weight = q_weight.to(torch.bfloat16).float() * k_weight.to(torch.bfloat16).float()
+    x, key = h.float(), key.float()
+    dot = ((x * weight) * key).sum(-1)
+    dot = dot * torch.rsqrt(x.square().mean(-1) + eps)
+    dot = dot * torch.rsqrt(key.square().mean(-1) + eps) * h.shape[-1] ** -0.5
+    gate = torch.sigmoid(torch.copysign(dot.abs().clamp(min=1e-6).sqrt(), dot))
+    return (x + gate[..., None] * value.float()[:, None, :]).to(torch.bfloat16)

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from .config import ModelConfig
 from .layers import rms_norm
 from .quantization import q8
+from .regions import Region
 from .sinkhorn import sinkhorn
 
 
@@ -36,25 +37,27 @@ class HyperConnection(nn.Module):
         Returns the normalised input of the sub-layer, the same on the q8 grid, and this site's pre,
         post and comb.
         """
-        n = self.streams
-        v = h.flatten(-2)
-        r = torch.rsqrt(v.float().square().mean(-1, keepdim=True) + self.norm_eps)
-        m = nn.functional.linear(v, self.grid()).float() * r
-        next_pre, post, comb = self.coefficients(m)
-        x = (pre[..., None] * h.float()).sum(-2).to(torch.bfloat16)
-        x = rms_norm(x, norm_weight, self.norm_eps)
-        return x, q8(x), next_pre, post, comb.view(-1, n, n)
-
-    def coefficients(self, m: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        n = self.streams
-        scaled = m * torch.cat(
-            [self.scale[i : i + 1].expand(k) for i, k in enumerate((n, n, n * n))]
+        x, x_grid, next_pre, post, comb = mix(
+            h, pre, self.fn, self.base, self.scale, norm_weight, self.eps, self.norm_eps
         )
-        pre, post, comb = (scaled + self.base).split((n, n, n * n), -1)
-        comb = sinkhorn(comb.reshape(-1, n, n).contiguous(), self.iterations, self.eps)
-        return torch.sigmoid(pre) + self.eps, 2 * torch.sigmoid(post), comb
+        return x, x_grid, next_pre, post, sinkhorn(comb, self.iterations, self.eps)
 
 
+@Region
+def mix(h, pre, fn, base, scale, norm_weight, eps: float, norm_eps: float):
+    """What HyperConnection.forward returns, with the logits of comb: [tokens, 4, 4]."""
+    n = h.shape[1]
+    v = h.flatten(-2)
+    r = torch.rsqrt(v.float().square().mean(-1, keepdim=True) + norm_eps)
+    m = nn.functional.linear(v, fn.to(torch.bfloat16)).float() * r
+    scales = torch.cat([scale[i : i + 1].expand(k) for i, k in enumerate((n, n, n * n))])
+    next_pre, post, comb = (m * scales + base).split((n, n, n * n), -1)
+    x = rms_norm((pre[..., None] * h.float()).sum(-2).to(torch.bfloat16), norm_weight, norm_eps)
+    comb = comb.reshape(-1, n, n).contiguous()
+    return x, q8(x), torch.sigmoid(next_pre) + eps, 2 * torch.sigmoid(post), comb
+
+
+@Region
 def expand(y: Tensor, h: Tensor, post: Tensor, comb: Tensor) -> Tensor:
     """h'[j] = post[j] * y + sum over i of comb[i, j] * h[i]; y: [tokens, hidden] bf16."""
     streams = h.float()

@@ -8,7 +8,8 @@ from torch import Tensor, nn
 
 from .config import ModelConfig
 from .layers import Linear, Norm, QuantizedLinear
-from .quantization import q4p
+from .quantization import q4p, q8_blocks
+from .regions import Region
 from .rope import rotate
 
 
@@ -60,13 +61,27 @@ class IndexQueries(nn.Module):
 
     def forward(self, x: Tensor, qr_grid: Tensor, keys: Tensor, table: Tensor) -> Tensor:
         """Scores [sequences, positions, entries] fp32 of all entries, visible or not."""
-        sequences, positions = x.shape[:2]
-        q = self.wq_b(qr_grid).unflatten(-1, (self.heads, -1))
-        q = q4p(rotate(q, table[:, None]).to(torch.bfloat16))
-        weights = self.weights_proj(x).float() * self.factor
-        products = torch.bmm(q.flatten(1, 2), keys.transpose(1, 2))
-        products = products.view(sequences, positions, self.heads, -1)
-        return (F.relu(products.float()) * weights[..., None]).sum(2)
+        return index_scores(
+            x,
+            qr_grid,
+            keys,
+            table,
+            self.wq_b.weight,
+            self.weights_proj.weight,
+            self.heads,
+            self.factor,
+        )
+
+
+@Region
+def index_scores(x, qr_grid, keys, table, wq_b, weights_proj, heads: int, factor: float):
+    sequences, positions = x.shape[:2]
+    q = F.linear(qr_grid, q8_blocks(wq_b)).unflatten(-1, (heads, -1))
+    q = q4p(rotate(q, table[:, None]).to(torch.bfloat16))
+    weights = F.linear(x, weights_proj.to(torch.bfloat16)).float() * factor
+    products = torch.bmm(q.flatten(1, 2), keys.transpose(1, 2))
+    products = products.view(sequences, positions, heads, -1)
+    return (F.relu(products.float()) * weights[..., None]).sum(2)
 
 
 def select(scores: Tensor, visible: Tensor, count: int) -> Tensor:
@@ -95,6 +110,7 @@ def candidate_entries(scores: Tensor, visible: Tensor, block: int, blocks: int) 
     return visible & kept.repeat_interleave(block, -1)[..., :entries]
 
 
+@Region
 def index_loss(scores: Tensor, mass: Tensor, entries: Tensor) -> Tensor:
     """[sequences, positions]: KL from the attention mass over `entries` to the scores' softmax.
 

@@ -20,6 +20,7 @@ from .indexer import index_loss
 from .layers import Linear, Norm, rms_norm
 from .masks import Masks, make_masks
 from .moe import MixtureOfExperts
+from .regions import Region
 from .rope import compressed_frequencies, rope_table, window_frequencies
 
 
@@ -64,8 +65,6 @@ class DemoModel(nn.Module):
         self.register_buffer("token_map", token_map.long(), False)
         self.register_buffer("window_frequencies", window_frequencies(config), False)
         self.register_buffer("compressed_frequencies", compressed_frequencies(config), False)
-        self.expand = expand
-        self.index_loss = index_loss
 
     def forward(self, tokens: Tensor, documents: Tensor, selecting: bool) -> Output:
         """tokens, documents: [sequences, positions]; a row's documents are numbered ascending.
@@ -82,6 +81,7 @@ class DemoModel(nn.Module):
         h = h[:, None, :].expand(-1, c.hc_mult, -1).contiguous()
         pre = torch.zeros(h.shape[0], c.hc_mult, device=h.device)
         pre[:, 0] = 1
+        pre.requires_grad_(torch.is_grad_enabled())  # like those of later sites
         keys = Selection()
         taps, loads = [], []
         for index, layer in enumerate(self.layers):
@@ -96,10 +96,10 @@ class DemoModel(nn.Module):
                 y = layer.attn.attend_window(x_grid, plain_table, masks.window)
             else:
                 y = self._attend(index, x, x_grid, table, masks, selecting, keys)
-            h = self.expand(y.flatten(0, 1), h, post, comb)
+            h = expand(y.flatten(0, 1), h, post, comb)
             x, x_grid, pre, post, comb = layer.hc_ffn(h, next_pre, layer.ffn_norm.weight)
             y, load = layer.ffn(x, x_grid)
-            h = self.expand(y, h, post, comb)
+            h = expand(y, h, post, comb)
             loads.append(load)
         self._finish_selection(keys)
         hidden = self.final(h, pre)
@@ -138,7 +138,7 @@ class DemoModel(nn.Module):
     def _finish_selection(self, keys: "Selection") -> None:
         """All layers that share a selection have attended: what its indexer should have chosen."""
         if keys.scores is not None:
-            keys.losses.append(self.index_loss(keys.scores, keys.mass, keys.selected))
+            keys.losses.append(index_loss(keys.scores, keys.mass, keys.selected))
         keys.scores = keys.mass = None
 
     def final(self, h: Tensor, pre: Tensor) -> Tensor:
@@ -158,6 +158,7 @@ class Selection:
     losses: list[Tensor] = dataclasses.field(default_factory=list)
 
 
+@Region
 def head_loss(hidden: Tensor, head: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     """Per token: cross-entropy, and whether the target is the best. targets: [tokens]."""
     logits = F.linear(hidden, head).float()

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from .config import ModelConfig
 from .layers import Experts, Linear, QuantizedLinear
-from .quantization import q8
+from .quantization import q4p, q8, q8_blocks
+from .regions import Region
 
 
 class Gate(Linear):
@@ -19,10 +20,6 @@ class Gate(Linear):
     def __init__(self, experts: int, hidden: int):
         super().__init__(experts, hidden)
         self.register_buffer("bias", torch.zeros(experts))
-
-    def scores(self, x: Tensor) -> Tensor:
-        """sqrt(softplus(x W^T)) in fp32."""
-        return F.softplus(F.linear(x.float(), self.grid().float())).sqrt()
 
 
 class SharedExpert(nn.Module):
@@ -43,35 +40,55 @@ class MixtureOfExperts(nn.Module):
         self.shared_experts = SharedExpert(config.moe_intermediate_size, config.hidden_size)
         self.experts = Experts(experts, config.moe_intermediate_size, config.hidden_size)
 
-    def route(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """[tokens, experts]: the weight of every expert, zero unless chosen, and whether chosen.
-
-        An expert is chosen when fewer than `active` others come before it; ties go to the smaller
-        id.
-        """
-        scores = self.gate.scores(x)
-        biased = (scores + self.gate.bias).detach()
-        ids = torch.arange(biased.shape[-1], device=x.device)
-        other, own = biased[..., None, :], biased[..., :, None]
-        before = (other > own) | ((other == own) & (ids[None, :] < ids[:, None]))
-        chosen = before.sum(-1) < self.active
-        kept = torch.where(chosen, scores, 0.0)
-        return kept / (kept.sum(-1, keepdim=True) + 1e-20) * self.route_scale, chosen
-
     def forward(self, x: Tensor, x_grid: Tensor) -> tuple[Tensor, Tensor]:
         """x: [tokens, hidden] bf16 and the same on the q8 grid.
 
         Returns the output [tokens, hidden] bf16 and each expert's share of the tokens.
         """
-        weights, chosen = self.route(x)
-        w1, w2, w3 = self.experts.grids()
-        shared = self.shared_experts
-        gates = torch.cat((w1.flatten(0, 1), shared.w1.grid()))
-        ups = torch.cat((w3.flatten(0, 1), shared.w3.grid()))
-        downs = torch.cat((w2.transpose(0, 1).flatten(1), shared.w2.grid()), 1)
-        inner = w1.shape[1]
-        g = F.linear(x_grid, gates).float().clamp(max=self.limit)
-        u = F.linear(x_grid, ups).float().clamp(-self.limit, self.limit)
-        slot = torch.cat((weights, torch.ones_like(weights[:, :1])), -1)
-        a = F.silu(g) * u * slot[..., None].expand(-1, -1, inner).flatten(-2)
-        return F.linear(q8(a), downs), chosen.float().mean(0)
+        experts, shared = self.experts, self.shared_experts
+        return mixture(
+            x,
+            x_grid,
+            self.gate.weight,
+            self.gate.bias,
+            experts.w1,
+            experts.w2,
+            experts.w3,
+            shared.w1.weight,
+            shared.w2.weight,
+            shared.w3.weight,
+            self.active,
+            self.route_scale,
+            self.limit,
+        )
+
+
+def route(x: Tensor, gate: Tensor, bias: Tensor, active: int, scale: float):
+    """[tokens, experts]: the weight of every expert, zero unless chosen, and whether chosen.
+
+    An expert is chosen when fewer than `active` others come before it; ties go to the smaller id.
+    """
+    logits = F.linear(x.float(), gate.to(torch.bfloat16).float())
+    scores = F.softplus(logits).sqrt()
+    biased = (scores + bias).detach()
+    ids = torch.arange(biased.shape[-1], device=x.device)
+    other, own = biased[..., None, :], biased[..., :, None]
+    before = (other > own) | ((other == own) & (ids[None, :] < ids[:, None]))
+    chosen = before.sum(-1) < active
+    kept = torch.where(chosen, scores, 0.0)
+    return kept / (kept.sum(-1, keepdim=True) + 1e-20) * scale, chosen
+
+
+@Region
+def mixture(x, x_grid, gate, bias, w1, w2, w3, s1, s2, s3, active, scale, limit):
+    """gate, bias: of the router; w1, w2, w3: of the experts; s1, s2, s3: of the shared one."""
+    weights, chosen = route(x, gate, bias, active, scale)
+    gates = torch.cat((q4p(w1).flatten(0, 1), q8_blocks(s1)))
+    ups = torch.cat((q4p(w3).flatten(0, 1), q8_blocks(s3)))
+    downs = torch.cat((q4p(w2).transpose(0, 1).flatten(1), q8_blocks(s2)), 1)
+    inner = w1.shape[1]
+    g = F.linear(x_grid, gates).float().clamp(max=limit)
+    u = F.linear(x_grid, ups).float().clamp(-limit, limit)
+    slot = torch.cat((weights, torch.ones_like(weights[:, :1])), -1)
+    a = F.silu(g) * u * slot[..., None].expand(-1, -1, inner).flatten(-2)
+    return F.linear(q8(a), downs), chosen.float().mean(0)

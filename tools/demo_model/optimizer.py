@@ -26,9 +26,12 @@ def orthogonalise(x: Tensor) -> Tensor:
     wide = x.shape[-2] <= x.shape[-1]
     x = (x if wide else x.mT).to(torch.bfloat16)
     x = x / (x.float().norm(dim=(-2, -1), keepdim=True).to(torch.bfloat16) + 1e-7)
+    shape = x.shape
+    x = x.reshape(-1, *shape[-2:])
     for _ in range(_STEPS):
-        gram = x @ x.mT
-        x = a * x + (b * gram + c * (gram @ gram)) @ x
+        gram = torch.bmm(x, x.mT)
+        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    x = x.view(shape)
     return x if wide else x.mT
 
 
@@ -37,7 +40,6 @@ class Muon(torch.optim.Optimizer):
 
     def __init__(self, parameters, lr: float, momentum: float = 0.95, weight_decay: float = 0.0):
         super().__init__(parameters, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
-        self.orthogonalise = orthogonalise
 
     @torch.no_grad()
     def step(self, closure=None):
@@ -56,7 +58,7 @@ class Muon(torch.optim.Optimizer):
             state["momentum"] = torch.zeros_like(gradient)
         momentum = state["momentum"]
         momentum.lerp_(gradient, 1 - group["momentum"])
-        update = self.orthogonalise(gradient.lerp(momentum, group["momentum"]))
+        update = orthogonalise(gradient.lerp(momentum, group["momentum"]))
         scale = -0.2 * group["lr"] * max(shape[-2:]) ** 0.5
         if group["weight_decay"]:
             torch._foreach_mul_(parameters, 1 - group["lr"] * group["weight_decay"])

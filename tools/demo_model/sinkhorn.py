@@ -83,38 +83,65 @@ if triton is not None:
 
     _BLOCK = 64
 
-    @torch.library.triton_op("deepinfer_demo::sinkhorn", mutates_args={})
-    def _sinkhorn_op(logits: Tensor, iterations: int, eps: float) -> tuple[Tensor, Tensor]:
-        tokens = logits.numel() // 16
-        out = torch.empty_like(logits)
-        sums = logits.new_empty(2 * iterations, tokens, 4)
-        torch.library.wrap_triton(_forward_kernel)[(triton.cdiv(tokens, _BLOCK),)](
-            logits, out, sums, tokens, eps, ITERATIONS=iterations, BLOCK=_BLOCK
-        )
-        return out, sums
+    class _Sinkhorn(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, logits: Tensor, iterations: int, eps: float) -> Tensor:
+            tokens = logits.numel() // 16
+            out = torch.empty_like(logits)
+            sums = logits.new_empty(2 * iterations, tokens, 4)
+            _forward_kernel[(triton.cdiv(tokens, _BLOCK),)](
+                logits, out, sums, tokens, eps, ITERATIONS=iterations, BLOCK=_BLOCK
+            )
+            ctx.save_for_backward(out, sums)
+            ctx.iterations, ctx.eps = iterations, eps
+            return out
 
-    @torch.library.triton_op("deepinfer_demo::sinkhorn_backward", mutates_args={})
-    def _sinkhorn_backward_op(out: Tensor, sums: Tensor, gradient: Tensor, eps: float) -> Tensor:
-        tokens = out.numel() // 16
-        result = torch.empty_like(out)
-        torch.library.wrap_triton(_backward_kernel)[(triton.cdiv(tokens, _BLOCK),)](
-            out, sums, gradient, result, tokens, eps, ITERATIONS=sums.shape[0] // 2, BLOCK=_BLOCK
-        )
-        return result
+        @staticmethod
+        def backward(ctx, gradient: Tensor):
+            out, sums = ctx.saved_tensors
+            tokens = out.numel() // 16
+            result = torch.empty_like(out)
+            _backward_kernel[(triton.cdiv(tokens, _BLOCK),)](
+                out,
+                sums,
+                gradient.contiguous(),
+                result,
+                tokens,
+                ctx.eps,
+                ITERATIONS=ctx.iterations,
+                BLOCK=_BLOCK,
+            )
+            return result, None, None
 
-    def _setup_context(ctx, inputs, output):
-        ctx.eps = inputs[2]
-        ctx.save_for_backward(*output)
 
-    def _backward(ctx, gradient, _):
-        out, sums = ctx.saved_tensors
-        return _sinkhorn_backward_op(out, sums, gradient.contiguous(), ctx.eps), None, None
-
-    _sinkhorn_op.register_autograd(_backward, setup_context=_setup_context)
+_use_kernel = True
 
 
 def sinkhorn(logits: Tensor, iterations: int, eps: float) -> Tensor:
     """[tokens, 4, 4] fp32, contiguous."""
-    if triton is not None and logits.is_cuda:
-        return _sinkhorn_op(logits, iterations, eps)[0]
+    if triton is not None and _use_kernel and logits.is_cuda:
+        return _Sinkhorn.apply(logits, iterations, eps)
     return sinkhorn_plain(logits, iterations, eps)
+
+
+def check_kernel(device: torch.device | str) -> str:
+    """Compares the kernel with the plain operations on a few matrices. From then on the kernel is
+    used only if it agreed; says which."""
+    global _use_kernel
+    if triton is None or torch.device(device).type != "cuda":
+        return "plain operations"
+    generator = torch.Generator().manual_seed(0)
+    logits = (2 * torch.randn(300, 4, 4, generator=generator)).to(device).requires_grad_()
+    weights = torch.randn(300, 4, 4, generator=generator).to(device)
+    results = []
+    try:
+        for function in (sinkhorn_plain, _Sinkhorn.apply):
+            out = function(logits, 20, 1e-6)
+            (gradient,) = torch.autograd.grad((out * weights).sum(), logits)
+            results.append((out, gradient))
+        error = max((a - b).abs().max().item() for a, b in zip(*results))
+    except Exception as failure:  # the compiler's failures have no common type
+        _use_kernel = False
+        return f"plain operations: {type(failure).__name__}: {failure}"[:1000]
+    _use_kernel = error < 1e-4
+    return f"{'kernel' if _use_kernel else 'plain operations'} (they differ by {error:.1e})"

@@ -2,153 +2,133 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
+import signal
 import time
 from pathlib import Path
 from typing import Iterator
 
 import torch
 
+from .artifacts import load_artifacts, save_artifacts
 from .batches import Batch
-from .checkpoint import save_config, save_masters
-from .compiling import (
-    compile_model,
-    compile_muon,
-    configure,
-    load_compiled,
-    save_compiled,
-    try_once,
-)
+from .checkpoint import load_masters, load_saved_config, save_config, save_masters
+from .config import ModelConfig
+from .initial import initialise
 from .measures import SkillSums
 from .model import DemoModel, Output, head_loss
 from .optimizer import make_optimizers
+from .options import Options
+from .regions import compiler
+from .sinkhorn import check_kernel
+from .sources import Source, open_source, source_config
+from .workers import Workers
 
-
-@dataclasses.dataclass
-class Options:
-    """steps and minutes: whichever is reached first ends the stage; 0 is no limit."""
-
-    steps: int = 0
-    minutes: float = 0.0  # of stepping; compilation is not counted
-    matrix_lr: float = 4e-3
-    other_lr: float = 3e-3
-    weight_decay: float = 0.02
-    warmup_steps: int = 100
-    decay: float = 0.4  # last share of the stage in which rates fall to a hundredth
-    select_after: float = 0.5  # share of the stage without selection; the indexers learn all along
-    index_weight: float = 0.3
-    balance_rate: float = 1e-3
-    log_every: int = 25
-    evaluate_every: int = 400
-    compile: bool = True
-    compiled: Path | None = None  # compiled.xz of an earlier run of the same code and shapes
-    profile: bool = False
+_RESERVE = 12.0  # seconds before the end of the budget for the last evaluation and the files
 
 
 class Stage:
     def __init__(
-        self,
-        model: DemoModel,
-        options: Options,
-        skills: list[str],
-        output: Path,
-        device: str,
-        held_out: list[Batch],
+        self, model: DemoModel, options: Options, source: Source, output: Path, begin: float
     ):
+        """begin: time.monotonic() of the command's start."""
         self.model = model
         self.options = options
-        self.skills = skills
+        self.source = source
         self.output = output
-        self.device = device
-        self.held_out = [batch.to(device) for batch in held_out]
-        self.head_loss = head_loss
-        fused = device != "cpu"
+        self.begin = begin
+        self.device = next(model.parameters()).device
         self.optimizers = make_optimizers(
-            [model], options.matrix_lr, options.other_lr, options.weight_decay, fused
+            [model],
+            options.matrix_lr,
+            options.other_lr,
+            options.weight_decay,
+            self.device.type != "cpu",
         )
         self.rates = [[group["lr"] for group in o.param_groups] for o in self.optimizers]
-        if options.compile:
-            configure()
-            if options.compiled is not None:
-                load_compiled(options.compiled)
-            compile_model(model)
-            compile_muon(self.optimizers[0])
-            self.head_loss = torch.compile(head_loss, dynamic=False)
-        output.mkdir(parents=True, exist_ok=True)
+        self.stopping = False
         self.log = open(output / "log.jsonl", "a")
 
-    def run(self, batches: Iterator[Batch]) -> None:
+    def run(self) -> None:
         o = self.options
-        start = time.monotonic()
+        signal.signal(signal.SIGTERM, self._stop)
+        batches = self.source.batches
         first = next(batches).to(self.device)
-        warm = lambda: [self._warm_up(first, selecting) for selecting in self._modes()]
-        try_once("The model", warm, warm)
-        self._wait()
-        print(f"compiled in {time.monotonic() - start:.0f} s", flush=True)
-        if o.compile:
-            save_compiled(self.output / "compiled.xz")
-        sums = SkillSums(self.skills, self.device)
+        say(self.begin, "first rows are here")
+        held_out = [batch.to(self.device) for batch in self.source.held_out()]
+        self._warm_up(first)
+        self.first_step = saved = time.monotonic()
+        sums = SkillSums(self.source.skills, self.device)
         totals = torch.zeros(2, device=self.device)
-        start = last = time.monotonic()
-        step = last_step = 0
-        while True:
-            progress = self._progress(step, time.monotonic() - start)
+        last, step, last_step = self.first_step, 0, 0
+        while not self.stopping:
+            progress = self._progress(step)
             if progress >= 1:
                 break
+            self.source.set_easy(progress < o.easy_share)
             batch = next(batches).to(self.device)
             totals += self._step(batch, progress, step, sums)
             step += 1
             if step % o.log_every == 0:
-                loss, index = (totals / o.log_every).tolist()
+                loss, index = (totals / (step - last_step)).tolist()
                 now = time.monotonic()
                 tokens = (step - last_step) * (batch.tokens.shape[0] * (batch.tokens.shape[1] - 1))
+                whole = step % (10 * o.log_every) == 0
                 self._write(
                     step=step,
-                    seconds=round(now - start, 1),
+                    seconds=round(now - self.begin, 1),
                     progress=round(progress, 4),
                     loss=round(loss, 4),
                     index_loss=round(index, 4),
                     tokens_per_second=round(tokens / (now - last)),
                     gigabytes=self._memory(),
-                    train=sums.read(),
+                    waiting=self.source.waiting(),
+                    **({"train": sums.read()} if whole else {}),
                 )
-                sums = SkillSums(self.skills, self.device)
+                if whole:
+                    sums = SkillSums(self.source.skills, self.device)
                 totals.zero_()
                 last, last_step = now, step
             if o.evaluate_every and step % o.evaluate_every == 0:
-                self._write(step=step, held_out=self.evaluate(progress))
-                last, last_step = time.monotonic(), step
-            if o.profile and step == 3 * o.log_every:
+                self._write(step=step, held_out=self.evaluate(held_out, progress))
+                last = time.monotonic()
+            if o.save_minutes and time.monotonic() - saved > 60 * o.save_minutes:
+                self._save()
+                last = saved = time.monotonic()
+            if o.profile and step == 60:
                 self._profile(batch, progress)
-                last, last_step = time.monotonic(), step
-        self._write(step=step, held_out=self.evaluate(1.0), final=True)
+                last = time.monotonic()
+        self._save()
+        self._write(step=step, held_out=self.evaluate(held_out, 1.0), final=True)
+        say(self.begin, "done")
+
+    @torch.no_grad()
+    def _save(self) -> None:
         save_config(self.output, self.model.config)
         save_masters(self.output, "target", self.model)
+        say(self.begin, "saved")
 
-    def evaluate(self, progress: float) -> dict:
+    def evaluate(self, held_out: list[Batch], progress: float) -> dict:
         """On held-out rows. With gradients enabled and unused: another mode would compile anew."""
-        sums = SkillSums(self.skills, self.device)
-        for batch in self.held_out:
+        sums = SkillSums(self.source.skills, self.device)
+        for batch in held_out:
             _, losses, right = self._forward(batch, self._selecting(progress))
             sums.add(batch, losses.detach(), right)
         return sums.read()
 
-    def _modes(self) -> list[bool]:
-        share = self.options.select_after
-        return [False] if share >= 1 else [True] if share <= 0 else [False, True]
-
     def _selecting(self, progress: float) -> bool:
         return progress >= self.options.select_after
 
-    def _progress(self, step: int, seconds: float) -> float:
+    def _progress(self, step: int) -> float:
         o = self.options
         shares = [0.0]
         if o.steps:
             shares.append(step / o.steps)
         if o.minutes:
-            shares.append(seconds / (60 * o.minutes))
+            end = self.begin + 60 * o.minutes - _RESERVE
+            passed = time.monotonic() - self.first_step
+            shares.append(passed / max(end - self.first_step, 1e-3))
         return max(shares)
 
     def _forward(self, batch: Batch, selecting: bool) -> tuple[Output, torch.Tensor, torch.Tensor]:
@@ -156,7 +136,7 @@ class Stage:
         documents = batch.documents[:, :-1].contiguous()
         out = self.model(tokens, documents, selecting)
         targets = batch.tokens[:, 1:].flatten()
-        losses, right = self.head_loss(out.hidden, self.model.head.grid(), targets)
+        losses, right = head_loss(out.hidden, self.model.head.grid(), targets)
         return out, losses.view(tokens.shape), right.view(tokens.shape)
 
     def _backward(self, batch: Batch, selecting: bool):
@@ -167,14 +147,30 @@ class Stage:
         (loss + self.options.index_weight * index).backward()
         return out, losses, right, torch.stack((loss, index)).detach()
 
-    def _warm_up(self, batch: Batch, selecting: bool) -> None:
-        """Compiles everything, without a change of the weights."""
-        self._backward(batch, selecting)
-        for optimizer, rates in zip(self.optimizers, self.rates):
-            for group in optimizer.param_groups:
-                group["lr"] = 0.0
-            optimizer.step()
-            optimizer.state.clear()
+    def _warm_up(self, batch: Batch) -> None:
+        """Compiles what there is time to compile, without a change of the weights."""
+        o = self.options
+        if o.compile:
+            compiler.enable(self.begin + o.compile_seconds)
+            if o.compiled is not None:
+                load_artifacts(o.compiled)
+                say(self.begin, f"compiled code taken from {o.compiled}")
+        try:
+            self._pass(batch)
+        except Exception as error:  # a region that fails in its backward pass: no common type
+            if not o.compile:
+                raise
+            say(self.begin, f"all runs as written: {type(error).__name__}: {error}"[:2000])
+            compiler.disable()
+            self._pass(batch)
+        say(self.begin, f"{compiler.compiled} regions compiled, {compiler.plain} run as written")
+        if compiler.deadline is not None:
+            save_artifacts(self.output / "compiled.xz")
+
+    def _pass(self, batch: Batch) -> None:
+        self._backward(batch, False)
+        self._wait()
+        for optimizer in self.optimizers:
             optimizer.zero_grad(set_to_none=True)
 
     def _step(self, batch: Batch, progress: float, step: int, sums: SkillSums) -> torch.Tensor:
@@ -209,20 +205,59 @@ class Stage:
         self.log.flush()
         print(text, flush=True)
 
+    def _stop(self, *_) -> None:
+        self.stopping = True
+
     def _wait(self) -> None:
-        if self.device != "cpu":
+        if self.device.type != "cpu":
             torch.cuda.synchronize()
 
     def _memory(self) -> float:
-        return round(torch.cuda.max_memory_allocated() / 2**30, 1) if self.device != "cpu" else 0.0
+        cpu = self.device.type == "cpu"
+        return 0.0 if cpu else round(torch.cuda.max_memory_allocated() / 2**30, 1)
 
     def _profile(self, batch: Batch, progress: float) -> None:
         from torch.profiler import ProfilerActivity, profile
 
-        sums = SkillSums(self.skills, self.device)
+        sums = SkillSums(self.source.skills, self.device)
         with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as recorded:
             for _ in range(3):
                 self._step(batch, progress, 10**6, sums)
             self._wait()
         averages = recorded.key_averages()
-        print(averages.table(sort_by="self_cuda_time_total", row_limit=45, max_name_column_width=80))
+        table = averages.table(sort_by="self_cuda_time_total", row_limit=45, max_name_column_width=70)
+        (self.output / "profile.txt").write_text(table)
+        say(self.begin, "profile written")
+
+
+def say(begin: float, text: str) -> None:
+    print(f"[{time.monotonic() - begin:6.1f} s] {text}", flush=True)
+
+
+def train_target(arguments, options: Options, workers: Workers | None, begin: float) -> None:
+    """arguments: of demo_model.train."""
+    say(begin, f"torch {torch.__version__} loaded")
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    torch.manual_seed(arguments.seed)
+    arguments.output.mkdir(parents=True, exist_ok=True)
+    if arguments.resume:
+        config = load_saved_config(arguments.resume)
+        if config != source_config(arguments, config):
+            raise ValueError(f"{arguments.resume} was trained with another tokenizer.")
+    else:
+        config = source_config(arguments, ModelConfig())
+    source = open_source(arguments, config, workers)
+    model = DemoModel(config, source.token_map)
+    if arguments.resume:
+        load_masters(arguments.resume, "target", model)
+    else:
+        initialise(model, config, arguments.seed)
+    model.to(device)
+    count = sum(parameter.numel() for parameter in model.parameters())
+    say(begin, f"model on {device}: {count} parameters")
+    say(begin, f"Sinkhorn: {check_kernel(device)}")
+    try:
+        Stage(model, options, source, arguments.output, begin).run()
+    finally:
+        if workers is not None:
+            workers.stop()
