@@ -28,6 +28,7 @@ class Options:
     save_minutes: float = 2.0
     compile: bool = True
     compile_seconds: float = 100.0  # from the start of the command; then the rest runs as written
+    precompile_seconds: float = 55.0  # likewise, for the processes that fill the compiler's cache
     compiled: Path | None = None  # compiled.xz of an earlier run of the same code and shapes
     profile: bool = False
 

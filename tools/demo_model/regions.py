@@ -20,19 +20,26 @@ class _TooLate(BaseException):
     """Raised by the alarm. No Exception: the compiler would take it for a failure of its own."""
 
 
+def prepare() -> None:
+    """Settings of the compiler; they are part of what its cache is looked up by."""
+    torch._dynamo.config.recompile_limit = 64
+    torch._dynamo.config.accumulated_recompile_limit = 1024
+    torch._functorch.config.force_non_lazy_backward_lowering = True  # while the alarm is set
+    torch.set_float32_matmul_precision("high")
+
+
 class Compiler:
     """One per process. Off until `enable`; regions then run as written."""
 
     def __init__(self) -> None:
         self.deadline: float | None = None  # time.monotonic() after which nothing new is compiled
+        self.recorder: Callable[[Callable, tuple], None] | None = None
         self.compiled = 0
         self.plain = 0
 
     def enable(self, deadline: float) -> None:
         """Before the first call of a region."""
-        torch._dynamo.config.recompile_limit = 64
-        torch._dynamo.config.accumulated_recompile_limit = 1024
-        torch.set_float32_matmul_precision("high")
+        prepare()
         self.deadline = deadline
 
     def disable(self) -> None:
@@ -99,6 +106,8 @@ class Region:
         self.__doc__ = function.__doc__
 
     def __call__(self, *arguments):
+        if compiler.recorder is not None:
+            compiler.recorder(self.function, arguments)
         if compiler.deadline is None:
             return self.function(*arguments)
         signature = (torch.is_grad_enabled(), *map(_describe, arguments))

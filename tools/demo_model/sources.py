@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 import queue
 import threading
+from pathlib import Path
 from typing import Callable, Iterator
 
 import torch
@@ -29,13 +30,15 @@ class Source:
 
 
 def source_config(arguments: argparse.Namespace, config: ModelConfig) -> ModelConfig:
-    """The configuration with the sizes that follow from the tokenizer."""
-    if arguments.random_tokens:
-        return config
+    return config if arguments.random_tokens else tokenizer_config(arguments.tokenizer, config)
+
+
+def tokenizer_config(tokenizer_file: Path, config: ModelConfig) -> ModelConfig:
+    """The configuration with what follows from the tokenizer."""
     from tokenizers import Tokenizer
 
-    compressed = token_map(arguments.tokenizer)
-    tokenizer = Tokenizer.from_file(str(arguments.tokenizer))
+    compressed = token_map(tokenizer_file)
+    tokenizer = Tokenizer.from_file(str(tokenizer_file))
     return dataclasses.replace(
         config,
         vocab_size=len(compressed),

@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 from .options import add_source_arguments, add_stage_arguments, stage_options
+from .precompile import Precompilation
 from .start import start_workers
 
 
@@ -19,10 +20,15 @@ def main() -> None:
     add_stage_arguments(parser)
     arguments = parser.parse_args()
     workers = start_workers(parser, arguments, arguments.prompt_weight)
+    precompilation = None
+    if arguments.compile and arguments.compiled is None and workers is not None:
+        precompilation = Precompilation(
+            arguments.tokenizer, arguments.rows, arguments.positions
+        )
     # From here on torch is loaded; the workers above must not inherit it.
     from .training import train_target
 
-    train_target(arguments, stage_options(arguments), workers, start)
+    train_target(arguments, stage_options(arguments), workers, precompilation, start)
 
 
 if __name__ == "__main__":

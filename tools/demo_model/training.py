@@ -21,6 +21,7 @@ from .model import DemoModel, Output, head_loss
 from .optimizer import make_optimizers
 from .options import Options
 from .regions import compiler
+from .precompile import Precompilation
 from .sinkhorn import check_kernel
 from .sources import Source, open_source, source_config
 from .workers import Workers
@@ -50,12 +51,14 @@ class Stage:
         self.stopping = False
         self.log = open(output / "log.jsonl", "a")
 
-    def run(self) -> None:
+    def run(self, precompilation: Precompilation | None) -> None:
         o = self.options
         signal.signal(signal.SIGTERM, self._stop)
         batches = self.source.batches
         first = next(batches).to(self.device)
         say(self.begin, "first rows are here")
+        if precompilation is not None:
+            precompilation.wait(self.begin + o.precompile_seconds)
         held_out = [batch.to(self.device) for batch in self.source.held_out()]
         self._warm_up(first)
         self.first_step = saved = time.monotonic()
@@ -234,7 +237,13 @@ def say(begin: float, text: str) -> None:
     print(f"[{time.monotonic() - begin:6.1f} s] {text}", flush=True)
 
 
-def train_target(arguments, options: Options, workers: Workers | None, begin: float) -> None:
+def train_target(
+    arguments,
+    options: Options,
+    workers: Workers | None,
+    precompilation: Precompilation | None,
+    begin: float,
+) -> None:
     """arguments: of demo_model.train."""
     say(begin, f"torch {torch.__version__} loaded")
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -257,7 +266,7 @@ def train_target(arguments, options: Options, workers: Workers | None, begin: fl
     say(begin, f"model on {device}: {count} parameters")
     say(begin, f"Sinkhorn: {check_kernel(device)}")
     try:
-        Stage(model, options, source, arguments.output, begin).run()
+        Stage(model, options, source, arguments.output, begin).run(precompilation)
     finally:
         if workers is not None:
             workers.stop()
