@@ -1,9 +1,11 @@
 #include "apps/eval_task.h"
 
 #include <fmt/core.h>
+#include <simdjson.h>
 
 #include <algorithm>
 #include <iterator>
+#include <unordered_set>
 #include <utility>
 
 #include "apps/chat_line.h"
@@ -28,6 +30,25 @@ bool IsOneOf(const std::string_view (&names)[N], std::string_view name) {
 
 tl::unexpected<Error> Wrong(std::string field, std::string message) {
   return Fail(Code::kInvalidArgument, std::move(message), std::move(field));
+}
+
+// A field that is given twice would be ignored once.
+Status CheckDistinct(const simdjson::dom::element& value, const std::string& path) {
+  simdjson::dom::array array;
+  if (value.get(array) == simdjson::SUCCESS) {
+    size_t index = 0;
+    for (const simdjson::dom::element& item : array)
+      DI_RETURN_IF_ERROR(CheckDistinct(item, fmt::format("{}[{}]", path, index++)));
+  }
+  simdjson::dom::object object;
+  if (value.get(object) != simdjson::SUCCESS) return {};
+  std::unordered_set<std::string_view> keys;
+  for (const auto& [key, member] : object) {
+    const std::string field = path.empty() ? std::string(key) : fmt::format("{}.{}", path, key);
+    if (!keys.insert(key).second) return Wrong(field, fmt::format("{} is given twice.", field));
+    DI_RETURN_IF_ERROR(CheckDistinct(member, field));
+  }
+  return {};
 }
 
 // A text that can be shown in a table.
@@ -154,6 +175,10 @@ Result<std::unique_ptr<EvalTask>> EvalTaskReader::Read(std::string_view text, in
     parsed.error().message = "the line is not valid JSON: " + parsed.error().message;
     return tl::unexpected<Error>(std::move(parsed.error()));
   }
+  simdjson::dom::parser parser;
+  simdjson::dom::element element;
+  if (parser.parse(text).get(element) == simdjson::SUCCESS)
+    DI_RETURN_IF_ERROR(CheckDistinct(element, ""));
   if (parsed->Find("text") != nullptr) {
     DI_RETURN_IF_ERROR(AddDocument(*parsed));
     return nullptr;

@@ -247,6 +247,12 @@ TEST_F(EvalTaskTest, WrongLinesAreRefusedByField) {
       R"({"id": 7, "skill": "s", "prompt": "x", "expected": "y", "scorer": "exact", "tokens": 1})",
       "tokens", "'tokens' is not a known field; known are id, skill, ");
   ExpectRefused(
+      R"({"id": 12, "skill": "s", "prompt": "x", "expected": "y", "scorer": "exact", "skill": "t"})",
+      "skill", "skill is given twice");
+  ExpectRefused(
+      R"({"id": 13, "skill": "s", "prompt": "x", "expected": [{"a": 1, "a": 2}], "scorer": "json"})",
+      "expected[0].a", "expected[0].a is given twice");
+  ExpectRefused(
       R"({"id": 8, "skill": "s", "prompt": "x", "expected": "y", "scorer": "exact", "sampling_params": {"n": 2}})",
       "sampling_params.n", "a task has one answer");
   ExpectRefused(

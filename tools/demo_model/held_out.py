@@ -3,7 +3,7 @@
     python3 -m tools.demo_model.held_out --tokenizer models/demo/tokenizer.json --output models/demo/eval/demo
 
 All contents are of the split "held_out". Tables of look-ups are documents that several questions
-share; a table of context length C makes prompts of 95 to 99 % of C tokens.
+share; the longest prompt about a table of context length C has 95 to 99 % of C tokens.
 """
 
 from __future__ import annotations
@@ -91,28 +91,32 @@ def _simple(task: str, count: int) -> Callable[[Random], list[Line]]:
     return lambda rng: _many(task, count, lambda: draw(task, rng, 600, _SPLIT))
 
 
-def _lookup_example(rng: Random, table: lookup.Table, key: str, introduction: str, text: str
-                    ) -> Example:
-    only = lookup.wants_value_only(rng)
-    content = f"{introduction}\n\n{text}\n\n{lookup.question_about(rng, key, only)}"
-    said = table.answer(key, only)
-    return Example(lookup.SKILL, [user(content), answer(said)], expected=said, scorer="trimmed")
+def _questions(rng: Random, table: lookup.Table) -> list[Example]:
+    """One for each key that can be asked for, with a placeholder for the table."""
+    introduction = lookup.introduction(rng)
+    examples = []
+    for key in table.askable:
+        only = lookup.wants_value_only(rng)
+        content = f"{introduction}\n\n{_PLACEHOLDER}\n\n{lookup.question_about(rng, key, only)}"
+        said = table.answer(key, only)
+        examples.append(Example(lookup.SKILL, [user(content), answer(said)], expected=said,
+                                scorer="trimmed"))
+    return examples
 
 
-def _table_of(rng: Random, context: int, questions: int, tokenizer: Tokenizer
-              ) -> tuple[lookup.Table, str]:
-    """A table and its introduction whose prompts nearly fill the context."""
+def _fitting(rng: Random, context: int, count: int, tokenizer: Tokenizer
+             ) -> tuple[lookup.Table, list[Example]]:
+    """A table and `count` questions whose prompts nearly fill the context."""
     budget = context
     for _ in range(100):
-        table = lookup.draw_table(rng, budget, _SPLIT, questions)
-        introduction = lookup.introduction(rng)
+        table = lookup.draw_table(rng, budget, _SPLIT, count)
+        examples = _questions(rng, table)
         longest = max(
-            len(tokenizer.encode(prompt_text(_lookup_example(rng, table, key, introduction,
-                                                             table.text)),
+            len(tokenizer.encode(prompt_text(example).replace(_PLACEHOLDER, table.text),
                                  add_special_tokens=False).ids)
-            for key in table.askable)
-        if len(table.askable) == questions and 0.95 * context <= longest <= 0.99 * context:
-            return table, introduction
+            for example in examples)
+        if len(examples) == count and 0.95 * context <= longest <= 0.99 * context:
+            return table, examples
         budget += round(0.97 * context) - longest
     raise RuntimeError(f"no table makes prompts of {context} tokens")
 
@@ -120,11 +124,10 @@ def _table_of(rng: Random, context: int, questions: int, tokenizer: Tokenizer
 def _lookups(rng: Random, tokenizer: Tokenizer) -> Iterator[Line]:
     for context, tables, questions in LOOKUPS:
         for t in range(tables):
-            table, introduction = _table_of(rng, context, questions, tokenizer)
+            table, examples = _fitting(rng, context, questions, tokenizer)
             name = f"table-{context}-{t + 1}"
             yield {"document": name, "text": table.text}
-            for q, key in enumerate(table.askable):
-                example = _lookup_example(rng, table, key, introduction, _PLACEHOLDER)
+            for q, example in enumerate(examples):
                 yield task_line(f"lookup-{context}-{t + 1}-{q + 1}", lookup.SKILL, example,
                                 context=context, document=name)
 
