@@ -59,7 +59,7 @@ MIXTURES: dict[str, tuple[Part, ...]] = {
         Part("copy", 3.0, 200, 200),
         Part("reverse", 3.0, 200, 200),
         Part("lookup", 2.0, 120, 960),
-        Part("lookup", 1.0, 1500, 7900),
+        Part("lookup", 3.0, 1500, 7900),
         Part("json", 4.0, 300, 300),
         Part("tool_call", 3.0, 900, 900),
         Part("small_talk", 1.5, 200, 200),
