@@ -12,8 +12,8 @@
 #include "ops/linear/cuda_pack.h"
 #include "ops/linear/linear.h"
 #include "ops/linear/linear_cases.h"
-#include "ops/linear/linear_test_util.h"
 #include "ops/linear/linear_pack.h"
+#include "ops/linear/linear_test_util.h"
 #include "ops/quantize/quantize.h"
 
 namespace deepinfer::testing {
